@@ -1,0 +1,1 @@
+"""Turns text into tokens and back: prompts, transcripts, engines, teachers."""

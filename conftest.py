@@ -1,0 +1,38 @@
+"""Refuses test runs in which a room was imported under its bare folder name (two copies of every class)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+# Tests never reach a model hub, whatever the machine's settings are.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+BARE = ("envs", "agents", "trainers", "search_backend", "configs")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    bare = [name for name in BARE if name in sys.modules]
+    if bare:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print(f"\nBare modules were imported: {bare}. Import turntree.<room> instead.")
+
+
+@pytest.fixture(scope="session")
+def golden_dir() -> Path:
+    """The folder of golden JSON files: ``$TURNTREE_FIXTURES``, else ``tests/golden``."""
+    return Path(os.environ.get("TURNTREE_FIXTURES") or Path(__file__).parent / "tests" / "golden")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real questions and corpora: ``$TURNTREE_SHARED``/data, else ``../shared/data``; skips where absent."""
+    base = Path(os.environ.get("TURNTREE_SHARED") or Path(__file__).parent.parent / "shared")
+    if not (base / "data").is_dir():
+        pytest.skip(f"real data sets not found at {base / 'data'} (set TURNTREE_SHARED)")
+    return base / "data"

@@ -1,0 +1,1 @@
+"""The tasks: state, turn grammar, rewards, data sets, worlds. Never imports torch."""

@@ -1,0 +1,98 @@
+"""Tasks are values: what an episode is about, immutable and shareable between forks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["FrozenDict", "Question", "freeze", "thaw"]
+
+
+class FrozenDict(Mapping[str, Any]):
+    """A read-only, hashable-by-value, picklable mapping (``types.MappingProxyType`` cannot be pickled)."""
+
+    __slots__ = ("_data",)
+    _data: dict[str, Any]
+
+    def __init__(self, data: Mapping[str, Any] | None = None) -> None:
+        object.__setattr__(self, "_data", {str(k): freeze(v) for k, v in (data or {}).items()})
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"FrozenDict is read-only; cannot set {name!r}")
+
+    def __getitem__(self, key: str) -> Any:
+        return self._data[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._data.items()))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, FrozenDict):
+            return self._data == other._data
+        return NotImplemented
+
+    def __repr__(self) -> str:
+        return f"FrozenDict({self._data!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (FrozenDict, (thaw(self),))
+
+
+def freeze(value: Any) -> Any:
+    """Turn nested dicts and lists into :class:`FrozenDict` and tuples; other values pass through."""
+    if isinstance(value, FrozenDict):
+        return value
+    if isinstance(value, Mapping):
+        return FrozenDict(value)
+    if isinstance(value, (list, tuple)):
+        return tuple(freeze(v) for v in value)
+    return value
+
+
+def thaw(value: Any) -> Any:
+    """The plain JSON-able form of a frozen value: dicts and lists."""
+    if isinstance(value, Mapping):
+        return {k: thaw(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [thaw(v) for v in value]
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question with every acceptable answer.
+
+    ``metadata`` may carry ``hops``, ``type``, ``supporting_ids`` and, for generated worlds, ``steps``: the ordered
+    gold steps, each ``{"query": str, "supporting_id": str, "answer": str}``.
+    """
+
+    id: str
+    question: str
+    golden_answers: tuple[str, ...]
+    metadata: FrozenDict = field(default_factory=FrozenDict)
+
+    def to_json(self) -> dict[str, Any]:
+        """FlashRAG's row: ``id, question, golden_answers, metadata``."""
+        return {
+            "id": self.id,
+            "question": self.question,
+            "golden_answers": list(self.golden_answers),
+            "metadata": thaw(self.metadata),
+        }
+
+    @staticmethod
+    def from_json(row: Mapping[str, Any]) -> Question:
+        """The inverse of :meth:`to_json`."""
+        return Question(
+            id=str(row["id"]),
+            question=row["question"],
+            golden_answers=tuple(row["golden_answers"]),
+            metadata=FrozenDict(row.get("metadata") or {}),
+        )

@@ -1,0 +1,60 @@
+"""One exception class for each boundary of the library.
+
+Every message says what was expected, what was found and what to do about it. All classes take a single
+message, so that they survive pickling between processes.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "EngineError",
+    "MissingExtraError",
+    "RetrievalError",
+    "SnapshotError",
+    "TemplateError",
+    "ToolError",
+    "TurnTreeError",
+]
+
+
+class TurnTreeError(Exception):
+    """Base of every error that turntree raises on purpose."""
+
+
+class ConfigError(TurnTreeError):
+    """An option is unknown, out of range, or cannot be combined with another one."""
+
+
+class DataError(TurnTreeError):
+    """A question file, corpus or world cannot be read as what it claims to be; names file and row."""
+
+
+class SnapshotError(TurnTreeError):
+    """A snapshot cannot be taken, decoded, or restored into this environment."""
+
+
+class ToolError(TurnTreeError):
+    """A tool could not be executed for reasons that are not the agent's (infrastructure). Never a reward."""
+
+
+class RetrievalError(ToolError):
+    """A search backend failed or answered something that is not a result."""
+
+
+class EngineError(TurnTreeError):
+    """A generation engine failed or broke its contract."""
+
+
+class TemplateError(TurnTreeError):
+    """A chat template cannot be used append-only, token in and token out."""
+
+
+class CheckpointError(TurnTreeError):
+    """A checkpoint or run folder is missing, incomplete, or belongs to another configuration."""
+
+
+class MissingExtraError(TurnTreeError, ImportError):
+    """An optional dependency is not installed; the message names the extra."""

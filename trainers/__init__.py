@@ -1,0 +1,1 @@
+"""Trees, expansion, credit, packing, objectives, learner."""
