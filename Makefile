@@ -1,0 +1,58 @@
+# `make quickstart` runs the main job; `make test` passes the tests. Both set up .venv on a fresh machine.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The stamp's name holds a hash of what was asked for, so that a changed requirement installs again and nothing else does.
+STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+# `python -m` and scripts must not find the bare folders envs/, agents/, ... of this checkout.
+export PYTHONSAFEPATH := 1
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM := false
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
+
+.PHONY: venv quickstart lint types test unit wheel smoke test-slow bench clean help
+
+help:
+	@echo "make quickstart   cold start, tree rollouts, updates, evaluation on a generated world (minutes, CPU)"
+	@echo "make test         lint, types, unit tests and laws, wheel, quickstart smoke"
+	@echo "make test-slow    what takes longer: kill tests, real model, benchmarks in --quick form"
+	@echo "make venv         only the set-up: .venv/bin/turntree, .venv/bin/python"
+
+venv: $(STAMP)
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "turntree needs python >= 3.11, found %d.%d; run: make PYTHON=python3.11 ..." % v[:2])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+quickstart: venv
+	$(BIN)/turntree quickstart $(ARGS)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: venv
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+unit: venv
+	$(PYTEST) -n 2 --dist loadfile $(ARGS)
+
+wheel: venv
+	$(BIN)/python tests/check_wheel.py
+
+smoke: venv
+	$(BIN)/python tests/check_quickstart.py
+
+test: lint types unit wheel smoke
+
+test-slow: venv
+	$(PYTEST) -m slow $(ARGS)
+	for script in benchmarks/[!_]*.py; do echo "== $$script --quick"; $(BIN)/python $$script --quick || exit 1; done
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

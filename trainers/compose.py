@@ -1,0 +1,135 @@
+"""From YAML files and overrides to a checked :class:`RunConfig`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from turntree.errors import ConfigError
+from turntree.trainers.config import RunConfig, did_you_mean, documented_options
+
+__all__ = ["compose", "config_groups", "import_object", "save_config", "load_config"]
+
+
+def config_dir() -> Path:
+    """The folder of the packaged YAML files."""
+    import turntree.configs
+
+    return Path(turntree.configs.__file__).parent
+
+
+def config_groups() -> dict[str, list[str]]:
+    """Config groups and their choices: ``{"algorithm": ["at2po", "grpo", ...], ...}``."""
+    return {
+        folder.name: sorted(p.stem for p in folder.glob("*.yaml"))
+        for folder in sorted(config_dir().iterdir())
+        if folder.is_dir() and any(folder.glob("*.yaml"))
+    }
+
+
+def compose(overrides: Sequence[str] = ()) -> RunConfig:
+    """Compose ``configs/config.yaml`` with Hydra overrides (``algorithm=at2po trainer.steps=20``).
+
+    Raises:
+        ConfigError: an unknown key (with a did-you-mean), a wrong type, a value out of range.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    ConfigStore.instance().store(name="schema", node=_schema())
+    checked = [_checked(override) for override in overrides]
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(config_dir().resolve()), version_base="1.3"):
+            node = hydra_compose("config", overrides=checked)
+    except (HydraException, OmegaConfBaseException) as error:
+        reason = str(error).split("Config search path")[0].strip()
+        cause = f" ({str(error.__cause__).splitlines()[0]})" if error.__cause__ and str(error.__cause__) else ""
+        raise ConfigError(f"cannot compose the configuration from {list(overrides)}: {reason}{cause}") from None
+    return _to_config(node)
+
+
+def _schema() -> Any:
+    """The schema as a typed node that can still be written to (frozen dataclasses give read-only nodes)."""
+    from omegaconf import OmegaConf
+
+    node = OmegaConf.structured(RunConfig)
+    for section in (node, *(node[key] for key in node if OmegaConf.is_config(node[key]))):
+        OmegaConf.set_readonly(section, False)
+    return node
+
+
+def _to_config(node: Any) -> RunConfig:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        merged = OmegaConf.merge(_schema(), node)
+        config = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"the configuration does not fit its schema: {error}") from None
+    if not isinstance(config, RunConfig):
+        raise ConfigError(f"expected a run configuration, found {type(config).__name__}")
+    return config
+
+
+def _checked(override: str) -> str:
+    """The override in Hydra's grammar, after its key was found among the documented options.
+
+    Keys inside free-form options (``algorithm.credit_args.estimator=intra``) need Hydra's ``++``; users need not know.
+    """
+    options = {key: default for key, default, _ in documented_options()}
+    groups = config_groups()
+    key, eq, _ = override.partition("=")
+    bare = key.lstrip("+~")
+    if not eq:
+        raise ConfigError(f"override {override!r} is not of the form key=value (such as trainer.steps=20)")
+    if any(bare.startswith(f"{k}.") for k, default in options.items() if isinstance(default, dict)):
+        return override if key != bare else f"++{override}"
+    if bare not in groups and bare not in options:
+        raise ConfigError(
+            f"unknown option {bare!r}.{did_you_mean(bare, [*options, *groups])} "
+            "`turntree train --help` lists every option."
+        )
+    return override
+
+
+def save_config(config: RunConfig, path: Path) -> None:
+    """Write the composed configuration as YAML."""
+    from omegaconf import OmegaConf
+
+    path.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)), encoding="utf-8")
+
+
+def load_config(path: Path) -> RunConfig:
+    """Read what :func:`save_config` wrote."""
+    from omegaconf import OmegaConf
+
+    if not path.is_file():
+        raise ConfigError(f"no configuration at {path}; expected the config.yaml of a run folder")
+    return _to_config(OmegaConf.load(path))
+
+
+def import_object(path: str, *, option: str) -> Any:
+    """The object that ``package.module:name`` names.
+
+    Raises:
+        ConfigError: naming the option, with what was found in the module.
+    """
+    module_name, colon, name = path.partition(":")
+    if not colon or not module_name or not name:
+        raise ConfigError(f"{option}={path!r}: expected an import path of the form package.module:name")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{option}={path!r}: cannot import {module_name}: {error}") from error
+    if not hasattr(module, name):
+        public = [n for n in dir(module) if not n.startswith("_")]
+        raise ConfigError(f"{option}={path!r}: {module_name} has no {name!r}.{did_you_mean(name, public)}")
+    return getattr(module, name)

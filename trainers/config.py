@@ -1,0 +1,285 @@
+"""Every option of a run, as frozen dataclasses whose fields carry one-line docs.
+
+Hydra composes ``configs/*.yaml`` over these schemas (:func:`turntree.trainers.compose.compose`); nothing heavy is
+imported and no heavy object sits in a config. Functions are given by import path, ``package.module:name``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from turntree.errors import ConfigError
+
+__all__ = [
+    "AlgorithmConfig",
+    "EngineConfig",
+    "EnvConfig",
+    "ModelConfig",
+    "RewardConfig",
+    "RunConfig",
+    "SamplingConfig",
+    "SearchConfig",
+    "SftConfig",
+    "TrainerConfig",
+    "did_you_mean",
+    "documented_options",
+]
+
+
+def opt(default: Any, doc: str) -> Any:
+    """A field with a default and a one-line doc."""
+    if isinstance(default, (dict, list)):
+        return field(default_factory=lambda: default.copy(), metadata={"doc": doc})
+    return field(default=default, metadata={"doc": doc})
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``" Did you mean 'x'?"`` or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(
+            f"{name}={value!r} is not known; expected one of {list(allowed)}.{did_you_mean(value, allowed)}"
+        )
+
+
+def _at_least(name: str, value: float | None, minimum: float) -> None:
+    if value is not None and not value >= minimum:
+        raise ConfigError(f"{name}={value} is out of range; expected a value >= {minimum}")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The policy network."""
+
+    path: str = opt("", "Hugging Face folder of the policy (weights, config, tokenizer); required.")
+    dtype: str = opt("float32", "float32 or bfloat16; of weights, rollout and update.")
+    dialogue: str = opt("inline", "inline: observations continue the model's message; chat: they are user messages.")
+
+    def __post_init__(self) -> None:
+        _one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
+        _one_of("model.dialogue", self.dialogue, ("inline", "chat"))
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """The retriever."""
+
+    backend: str = opt("bm25", "bm25, or the import path of a factory that takes `corpus` and `args`.")
+    corpus: str = opt("", "corpus.jsonl that is searched ('' : the corpus beside the questions).")
+    top_k: int = opt(3, "passages shown for a search.")
+    args: dict[str, Any] = opt({}, "further arguments of the backend (bm25: k1, b, stemmer).")
+
+    def __post_init__(self) -> None:
+        _at_least("search.top_k", self.top_k, 1)
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """The question-answering task."""
+
+    questions: str = opt("", "training questions (FlashRAG jsonl or Search-R1 parquet); required for train and sft.")
+    dev_questions: str = opt("", "validation questions ('' : no validation during training).")
+    dev_corpus: str = opt("", "corpus of the validation questions ('' : the one beside them).")
+    test_questions: str = opt("", "questions that evaluate uses ('' : dev_questions).")
+    max_turns: int = opt(4, "model turns of an episode; the last one cannot search.")
+    max_searches: int | None = opt(None, "searches of an episode (null: bounded by max_turns).")
+    max_observation_tokens: int | None = opt(None, "tokens of one observation; documents are cut inside the tags.")
+    think: str = opt("optional", "optional: an action inside an open <think> counts; required: it is corrected.")
+    on_length: str = opt("correct", "a turn cut at its limit: correct (one correction) or end (truncated).")
+    grammar: str = opt("turntree.envs.grammar:TagGrammar", "import path of the turn grammar.")
+    tool_retries: int = opt(2, "retries of a failed tool call before the leaf counts as failed.")
+
+    def __post_init__(self) -> None:
+        _at_least("env.max_turns", self.max_turns, 1)
+        _one_of("env.think", self.think, ("optional", "required"))
+        _one_of("env.on_length", self.on_length, ("correct", "end"))
+        _at_least("env.max_observation_tokens", self.max_observation_tokens, 8)
+        _at_least("env.tool_retries", self.tool_retries, 0)
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """What a finished trajectory is worth."""
+
+    name: str = opt("em", "em, f1, tree_grpo (graded), atpo (-1/0/EM), or the import path of a reward function.")
+    scorer: str = opt("", "import path of a batched scorer that replaces the env's reward ('' : none).")
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How turns are sampled; all limits are in tokens."""
+
+    temperature: float = opt(1.0, "sampling temperature of rollouts; log-probs are taken at it too.")
+    max_turn_tokens: int = opt(128, "tokens of one turn.")
+    max_context_tokens: int = opt(2048, "tokens of prompt and trajectory together; a full context ends the episode.")
+    eval_temperature: float = opt(0.0, "temperature of evaluation (0: greedy).")
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ConfigError(
+                f"sampling.temperature={self.temperature}: rollouts must sample (> 0); greedy siblings would be equal"
+            )
+        _at_least("sampling.eval_temperature", self.eval_temperature, 0)
+        _at_least("sampling.max_turn_tokens", self.max_turn_tokens, 1)
+        _at_least("sampling.max_context_tokens", self.max_context_tokens, 2)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Where turns are generated."""
+
+    name: str = opt("hf", "hf: transformers in this process, sharing the trainer's weights.")
+    max_batch_rows: int = opt(64, "rows decoded together.")
+    max_cached_tokens: int = opt(1_000_000, "tokens of kept KV caches; least recently used ones are dropped.")
+
+    def __post_init__(self) -> None:
+        _one_of("engine.name", self.name, ("hf",))
+        _at_least("engine.max_batch_rows", self.max_batch_rows, 1)
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    """One combination of expansion rule, credit rule and objective."""
+
+    name: str = opt("custom", "name written into results.")
+    trees: int = opt(1, "independent trees of a prompt.")
+    chains: int = opt(8, "complete trajectories that start each tree.")
+    rounds: int = opt(0, "rounds of expansion after them.")
+    expansions: int = opt(0, "new trajectories that each round adds to each tree.")
+    kept_leaves: int | None = opt(None, "leaves of a tree that are kept for training (null: all).")
+    budget_tokens: int | None = opt(None, "generated tokens of a prompt, checked at rounds (null: unbounded).")
+    expansion: str = opt("turntree.trainers.expansion:chain", "import path of the expansion rule.")
+    expansion_args: dict[str, Any] = opt({}, "keyword arguments of the expansion rule.")
+    credit: str = opt("turntree.trainers.credit:grpo", "import path of the credit rule.")
+    credit_args: dict[str, Any] = opt({}, "keyword arguments of the credit rule.")
+    min_scored_leaves: int = opt(2, "groups with fewer scored leaves are dropped and counted.")
+    shared_turns: str = opt("per_leaf", "weight of a turn shared by leaves: per_leaf (1) or once (1 / leaves).")
+    ratio: str = opt("token", "level of the importance ratio: token, turn or sequence (geometric means).")
+    clip_low: float = opt(0.2, "ratios are clipped below 1 - clip_low.")
+    clip_high: float = opt(0.2, "ratios are clipped above 1 + clip_high.")
+    dual_clip: float | None = opt(None, "bound of the loss for negative advantages (null: none).")
+    aggregation: str = opt("token-mean", "token-mean or seq-mean-token-mean.")
+    kl_coef: float = opt(0.0, "coefficient of the KL loss against the frozen initial model (0: no reference model).")
+    kl_estimator: str = opt("k3", "k1, k2 or k3.")
+    entropy_coef: float = opt(0.0, "coefficient of the entropy bonus.")
+
+    def __post_init__(self) -> None:
+        for name in ("trees", "chains", "min_scored_leaves"):
+            _at_least(f"algorithm.{name}", getattr(self, name), 1)
+        for name in ("rounds", "expansions", "clip_low", "clip_high", "kl_coef"):
+            _at_least(f"algorithm.{name}", getattr(self, name), 0)
+        if bool(self.rounds) != bool(self.expansions):
+            raise ConfigError(
+                f"algorithm.rounds={self.rounds} and algorithm.expansions={self.expansions}: "
+                "set both above 0 to expand, or both to 0"
+            )
+        _one_of("algorithm.shared_turns", self.shared_turns, ("per_leaf", "once"))
+        _one_of("algorithm.ratio", self.ratio, ("token", "turn", "sequence"))
+        _one_of("algorithm.kl_estimator", self.kl_estimator, ("k1", "k2", "k3"))
+        _one_of("algorithm.aggregation", self.aggregation, ("token-mean", "seq-mean-token-mean"))
+        leaves = self.chains + self.rounds * self.expansions
+        if self.kept_leaves is not None and not 1 <= self.kept_leaves <= leaves:
+            raise ConfigError(f"algorithm.kept_leaves={self.kept_leaves}: a tree has {leaves} leaves")
+        if self.trees * (self.kept_leaves or leaves) < self.min_scored_leaves:
+            raise ConfigError(
+                f"a prompt has {self.trees * (self.kept_leaves or leaves)} leaves but algorithm.min_scored_leaves="
+                f"{self.min_scored_leaves}: every group would be dropped; raise trees, chains or expansions"
+            )
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """The update loop."""
+
+    steps: int = opt(100, "rollouts (each followed by its updates).")
+    max_generated_tokens: int | None = opt(None, "stop once this many tokens were sampled (null: steps decide).")
+    prompts_per_step: int = opt(16, "prompts of a rollout.")
+    prompts_per_update: int | None = opt(None, "prompts of a mini-batch (null: all of the rollout).")
+    epochs: int = opt(1, "passes over a rollout.")
+    learning_rate: float = opt(1e-6, "peak learning rate of AdamW.")
+    warmup_steps: int = opt(0, "optimiser steps of linear warm-up.")
+    weight_decay: float = opt(0.0, "decoupled weight decay.")
+    adam_beta2: float = opt(0.999, "second-moment decay of AdamW.")
+    max_grad_norm: float = opt(1.0, "gradients are clipped to this norm.")
+    max_pack_tokens: int = opt(4096, "unique tokens of one forward pass.")
+    max_concurrent_trees: int | None = opt(None, "trees in flight in a rollout (null: all).")
+    importance_cap: float | None = opt(None, "cap of importance weights against the sampler (null: not corrected).")
+    eval_every: int = opt(0, "steps between validations (0: only at the end).")
+    eval_questions: int | None = opt(None, "validation questions used during training (null: all).")
+    save_every: int = opt(10, "steps between checkpoints.")
+    keep_checkpoints: int = opt(2, "newest checkpoints kept (the best one is kept too).")
+    store_sample: float = opt(1.0, "share of groups written to the rollout store.")
+    store_max_mb: int = opt(512, "size cap of the rollout store.")
+    check_packed: bool = opt(True, "compare packed against one row per leaf on the first batch.")
+    threads: int | None = opt(None, "torch threads (null: torch's default).")
+    device: str = opt("cpu", "torch device of model and engine.")
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "prompts_per_step", "epochs", "max_pack_tokens", "save_every", "keep_checkpoints"):
+            _at_least(f"trainer.{name}", getattr(self, name), 1)
+        for name in ("prompts_per_update", "max_concurrent_trees", "max_generated_tokens", "threads", "eval_questions"):
+            _at_least(f"trainer.{name}", getattr(self, name), 1)
+        for name in ("eval_every", "warmup_steps", "weight_decay", "max_grad_norm", "learning_rate"):
+            _at_least(f"trainer.{name}", getattr(self, name), 0)
+        if not 0 <= self.store_sample <= 1:
+            raise ConfigError(f"trainer.store_sample={self.store_sample} is not a share; expected 0..1")
+
+
+@dataclass(frozen=True)
+class SftConfig:
+    """Cold start: supervised training on a teacher's turns."""
+
+    steps: int = opt(400, "optimiser steps.")
+    demonstrations: int = opt(1000, "questions that the teacher plays.")
+    batch_size: int = opt(32, "trajectories of a step.")
+    learning_rate: float = opt(3e-4, "peak learning rate of AdamW.")
+    warmup_steps: int = opt(20, "optimiser steps of linear warm-up; cosine decay to a tenth afterwards.")
+    weight_decay: float = opt(0.01, "decoupled weight decay.")
+    adam_beta2: float = opt(0.98, "second-moment decay of AdamW.")
+    max_seconds: float | None = opt(None, "stop after this many seconds of training (null: steps decide).")
+    save_every: int = opt(100, "steps between checkpoints.")
+    laziness: float = opt(0.5, "teacher: probability to answer early instead of making the next gold search.")
+    error: float = opt(0.1, "teacher: probability that a step goes wrong.")
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "demonstrations", "batch_size", "save_every"):
+            _at_least(f"sft.{name}", getattr(self, name), 1)
+        for name in ("laziness", "error"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"sft.{name}={getattr(self, name)} is not a probability; expected 0..1")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole run."""
+
+    out: str = opt("", "run folder ('' : runs/<command>-<algorithm>-seed<seed>).")
+    seed: int = opt(0, "seed of everything random in the run.")
+    resume: bool = opt(False, "continue the run in `out` from its newest good checkpoint.")
+    model: ModelConfig = field(default_factory=ModelConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    sft: SftConfig = field(default_factory=SftConfig)
+
+
+def documented_options(schema: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """``(dotted key, default, doc)`` of every option, sections in order."""
+    for f in dataclasses.fields(schema):
+        if f.default_factory is not dataclasses.MISSING and dataclasses.is_dataclass(f.default_factory):
+            yield from documented_options(f.default_factory, f"{prefix}{f.name}.")  # type: ignore[arg-type]
+        else:
+            default = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[misc]
+            yield prefix + f.name, default, f.metadata["doc"]
