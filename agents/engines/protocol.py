@@ -6,7 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-__all__ = ["Engine", "EntropyKind", "FinishReason", "Generation", "Prefix", "Request", "SamplingParams"]
+from turntree.errors import EngineError
+
+__all__ = [
+    "Engine",
+    "EntropyKind",
+    "FinishReason",
+    "Generation",
+    "Prefix",
+    "Request",
+    "SamplingParams",
+    "check_requests",
+]
 
 FinishReason = Literal["stop", "length", "abort"]
 """``stop``: a stop string or an end-of-text token; ``length``: the limit; ``abort``: discard, never train on it."""
@@ -110,3 +121,29 @@ class Engine(Protocol):
     def update_weights(self, version: int) -> None:
         """Take the trainer's weights as ``version`` and drop every cache computed with older ones."""
         ...
+
+
+def check_requests(requests: Sequence[Request], *, max_context_tokens: int | None = None) -> None:
+    """Refuse what no engine can do: an empty prefix, ``max_tokens`` below 1, a context that cannot fit.
+
+    Raises ``EngineError``. A rollout ends an episode whose context is full (see ``dialogue.turn_budget``) instead of
+    asking for it.
+    """
+    for request in requests:
+        params, length = request.params, len(request.prefix)
+        if length < 1:
+            raise EngineError(f"request {request.key}: expected a prefix of at least one token, found an empty one")
+        if params.max_tokens < 1:
+            raise EngineError(
+                f"request {request.key}: expected max_tokens of at least 1, found {params.max_tokens} after "
+                f"{length} tokens; end the episode when its context is full"
+            )
+        if params.temperature < 0 or not 0 < params.top_p <= 1 or params.top_k < 0:
+            raise EngineError(
+                f"request {request.key}: expected temperature >= 0, 0 < top_p <= 1 and top_k >= 0, found {params}"
+            )
+        if max_context_tokens is not None and length + params.max_tokens > max_context_tokens:
+            raise EngineError(
+                f"request {request.key}: {length} prefix tokens and max_tokens={params.max_tokens} exceed the model's "
+                f"{max_context_tokens} positions; lower max_turn_tokens or max_context_tokens"
+            )

@@ -1,0 +1,39 @@
+"""Where a turn ends: stop strings found in token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turntree.agents.tokenizer import Tokenizer, decode
+
+__all__ = ["find_stop", "tokens_to_stop"]
+
+
+def find_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+    """The end of the stop string that completes first in ``text``, and that string; None when there is none.
+
+    Of two that complete at the same character the longer one is named.
+    """
+    found = [(at + len(stop), -len(stop), stop) for stop in stops if stop and (at := text.find(stop)) >= 0]
+    if not found:
+        return None
+    end, _, stop = min(found)
+    return end, stop
+
+
+def tokens_to_stop(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str]) -> tuple[int, str] | None:
+    """How many of ``ids`` it takes to complete a stop string, and that string; None when none is completed.
+
+    The completing token counts whole, even when the string ends inside it.
+    """
+    if not stops or find_stop(decode(tokenizer, ids), stops) is None:
+        return None
+    low, high = 1, len(ids)
+    while low < high:
+        middle = (low + high) // 2
+        if find_stop(decode(tokenizer, ids[:middle]), stops) is None:
+            low = middle + 1
+        else:
+            high = middle
+    match = find_stop(decode(tokenizer, ids[:low]), stops)
+    return None if match is None else (low, match[1])

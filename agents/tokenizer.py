@@ -1,0 +1,128 @@
+"""What the library needs of a tokenizer, and a byte tokenizer that needs no files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from turntree.errors import TemplateError
+
+__all__ = ["ByteTokenizer", "Tokenizer", "decode", "encode", "end_ids", "special_tokens"]
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that is used; :class:`ByteTokenizer` has it too."""
+
+    @property
+    def eos_token_id(self) -> Any: ...
+
+    @property
+    def pad_token_id(self) -> Any: ...
+
+    @property
+    def chat_template(self) -> Any: ...
+
+    @property
+    def encode(self) -> Any: ...
+
+    @property
+    def decode(self) -> Any: ...
+
+    @property
+    def apply_chat_template(self) -> Any: ...
+
+    @property
+    def get_added_vocab(self) -> Any: ...
+
+
+def encode(tokenizer: Tokenizer, text: str, *, allow_special: bool = False) -> tuple[int, ...]:
+    """Token ids of ``text`` alone: nothing is added in front or behind.
+
+    Unless ``allow_special``, text that looks like a special token (``<|im_end|>`` in a web page) is tokenised as
+    ordinary characters, so that data cannot end a turn or open a new role.
+    """
+    if not text:
+        return ()
+    return tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not allow_special))
+
+
+def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of ``ids`` with every token visible; bytes that form no character become U+FFFD."""
+    if not ids:
+        return ""
+    text = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return cast(str, text)
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Special tokens by text: those that a chat template is made of, the library's plain tags left out."""
+    decoder = getattr(tokenizer, "added_tokens_decoder", None)
+    if isinstance(decoder, Mapping):
+        return {str(token): int(index) for index, token in decoder.items() if getattr(token, "special", True)}
+    return dict(tokenizer.get_added_vocab())
+
+
+def end_ids(tokenizer: Tokenizer, generation_config: Any = None) -> frozenset[int]:
+    """Every id that ends a generation: the tokenizer's end-of-text and the generation config's list (or number)."""
+    found: set[int] = set()
+    for value in (tokenizer.eos_token_id, getattr(generation_config, "eos_token_id", None)):
+        if isinstance(value, int):
+            found.add(value)
+        elif value is not None:
+            found.update(int(v) for v in value)
+    return frozenset(found)
+
+
+class ByteTokenizer:
+    """One token a UTF-8 byte, three special tokens and a ChatML template; encode and decode are exact inverses.
+
+    Ids 0-255 are bytes, then ``<|im_start|>``, ``<|im_end|>`` (end of turn) and ``<|endoftext|>`` (padding).
+    """
+
+    specials = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+    chat_template = "chatml"
+    eos_token_id = 257
+    pad_token_id = 258
+
+    def __len__(self) -> int:
+        return 256 + len(self.specials)
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """Special tokens by text."""
+        return {token: 256 + i for i, token in enumerate(self.specials)}
+
+    def encode(self, text: str, *, add_special_tokens: bool = False, split_special_tokens: bool = False) -> list[int]:
+        """UTF-8 bytes of ``text``; special tokens are recognised unless ``split_special_tokens``."""
+        del add_special_tokens  # There is nothing to add: a plain text starts with its first byte.
+        if split_special_tokens:
+            return list(text.encode("utf-8"))
+        ids: list[int] = []
+        while text:
+            start, token = min(((text.find(t), t) for t in self.specials if t in text), default=(len(text), ""))
+            ids += text[:start].encode("utf-8")
+            if token:
+                ids.append(256 + self.specials.index(token))
+            text = text[start + len(token) :]
+        return ids
+
+    def decode(
+        self, ids: Sequence[int], *, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
+    ) -> str:
+        """The text of ``ids``; a broken character becomes U+FFFD."""
+        del clean_up_tokenization_spaces
+        out = b""
+        for i in ids:
+            if i < 256:
+                out += bytes([i])
+            elif not skip_special_tokens:
+                out += self.specials[i - 256].encode("utf-8")
+        return out.decode("utf-8", errors="replace")
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, str]], *, tokenize: bool = False, add_generation_prompt: bool = False
+    ) -> str:
+        """ChatML text of the conversation (``tokenize=True`` is not offered)."""
+        if tokenize:
+            raise TemplateError("ByteTokenizer renders text only; expected tokenize=False, then encode the text")
+        text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in conversation)
+        return text + ("<|im_start|>assistant\n" if add_generation_prompt else "")
