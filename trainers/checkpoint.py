@@ -1,0 +1,513 @@
+"""Checkpoints: atomic folders of safetensors and JSON, checked before they are trusted.
+
+A checkpoint ``step-00000010/`` holds ``model.safetensors`` (the model's own parameter names), ``state.safetensors``
+and ``state.json`` (optimizer, scheduler, generators, the caller's state) and ``manifest.json`` (sizes and sha256 of the
+others). It is written beside, flushed to disk and renamed, so a folder of that name is always complete; nothing in it
+is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import shutil
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+
+from turntree.errors import CheckpointError
+from turntree.trainers.atomic import sync_file, sync_folder, write_json
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = [
+    "SCHEMA",
+    "Loaded",
+    "best_checkpoint",
+    "check_fingerprint",
+    "config_fingerprint",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "load_weights",
+    "mark_best",
+    "save_checkpoint",
+    "verify_checkpoint",
+]
+
+SCHEMA = 1
+"""Version of the folder's layout."""
+
+Generators: TypeAlias = "Mapping[str, torch.Generator | np.random.Generator]"
+
+_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+_MODEL, _STATE, _TENSORS, _MANIFEST, _BEST = (
+    "model.safetensors",
+    "state.json",
+    "state.safetensors",
+    "manifest.json",
+    "best.json",
+)
+
+
+class Stateful(Protocol):
+    """What an optimizer or scheduler offers."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a checkpoint gave back beside the objects restored in place."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+
+
+def save_checkpoint(
+    folder: str | Path,
+    step: int,
+    *,
+    model: nn.Module,
+    optimizer: Stateful,
+    state: Mapping[str, Any],
+    scheduler: Stateful | None = None,
+    generators: Generators | None = None,
+    fingerprint: Mapping[str, Any] | None = None,
+    keep: int | None = None,
+) -> Path:
+    """Write a complete checkpoint of ``step`` into ``folder`` and return its path.
+
+    ``state`` holds JSON-able data, tuples, tensors and arrays; ``generators`` the random streams to continue (torch's
+    global CPU and CUDA streams, which dropout draws from, are always kept). ``fingerprint``: see
+    :func:`config_fingerprint`. ``keep``: how many of the newest to keep; older ones go only once the new one is
+    complete, and the one marked best never goes.
+
+    Raises :class:`CheckpointError` when it cannot be written (disk full); older checkpoints are then untouched.
+    """
+    if keep is not None and keep < 1:
+        raise CheckpointError(f"keep must be at least 1, found {keep}; None keeps every checkpoint")
+    folder = Path(folder)
+    payload = {
+        "optimizer": optimizer.state_dict(),
+        "scheduler": None if scheduler is None else scheduler.state_dict(),
+        "generators": _generator_states(generators or {}),
+        "state": dict(state),
+    }
+    temporary = folder / f".step-{step:08d}.tmp"
+    try:
+        _write_files(temporary, step, model, payload, fingerprint)
+        final = _free_name(folder, step)
+        temporary.rename(final)
+        sync_folder(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint of step {step} could not be written to {folder} ({error}); older checkpoints are untouched. "
+            "Free some space or choose another folder, then resume"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    _prune(folder, final, keep)
+    return final
+
+
+def latest_checkpoint(folder: str | Path) -> Path | None:
+    """The newest checkpoint that is whole, or None. Damaged ones are skipped with a warning that names them."""
+    for path in reversed(_checkpoints(Path(folder))):
+        try:
+            verify_checkpoint(path)
+        except CheckpointError as error:
+            warnings.warn(f"skipped a damaged checkpoint: {error}", stacklevel=2)
+        else:
+            return path
+    return None
+
+
+def load_checkpoint(
+    path: str | Path,
+    *,
+    model: nn.Module | None = None,
+    optimizer: Stateful | None = None,
+    scheduler: Stateful | None = None,
+    generators: Generators | None = None,
+    fingerprint: Mapping[str, Any] | None = None,
+) -> Loaded:
+    """Restore the given objects in place, bit for bit, and return step and state.
+
+    Raises :class:`CheckpointError` when the checkpoint is damaged, was made with another ``fingerprint`` (the
+    message lists the keys that differ), or does not fit the objects. Nothing is changed before these checks.
+    """
+    path = Path(path)
+    manifest = verify_checkpoint(path)
+    if fingerprint is not None:
+        check_fingerprint(manifest["fingerprint"], fingerprint, source=path)
+    payload = _read_payload(path)
+    if scheduler is not None and payload["scheduler"] is None:
+        raise CheckpointError(f"{path} holds no scheduler state, but a scheduler was given; resume without one")
+    if model is not None:
+        load_weights(path, model)
+    try:
+        if optimizer is not None:
+            optimizer.load_state_dict(payload["optimizer"])
+        if scheduler is not None:
+            scheduler.load_state_dict(payload["scheduler"])
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} does not fit the optimizer or scheduler: {error}") from error
+    _restore_generators(payload["generators"], generators, path)
+    return Loaded(path=path, step=manifest["step"], state=payload["state"])
+
+
+def load_weights(path: str | Path, model: nn.Module) -> None:
+    """Copy only the weights of a checkpoint into ``model``, whose parameter names and shapes must match."""
+    from safetensors.torch import load_file
+
+    tensors = load_file(Path(path) / _MODEL)
+    for dropped, kept in _read_manifest(Path(path))["tied"].items():
+        tensors[dropped] = tensors[kept]
+    _match_weights(tensors, model, Path(path))
+    model.load_state_dict(tensors)
+
+
+def verify_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Check every file against the manifest and return it. Raises :class:`CheckpointError`, naming the file."""
+    path = Path(path)
+    manifest = _read_manifest(path)
+    for name, expected in manifest["files"].items():
+        file = path / name
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing; the checkpoint is incomplete, use an older one")
+        if (size := file.stat().st_size) != expected["bytes"]:
+            raise CheckpointError(f"{file} has {size} bytes, expected {expected['bytes']}; use an older checkpoint")
+        if _sha256(file) != expected["sha256"]:
+            raise CheckpointError(f"{file} does not match its checksum: it is corrupt; use an older checkpoint")
+    return manifest
+
+
+# The best one ---------------------------------------------------------------------------------------------------------
+
+
+def mark_best(path: str | Path, *, metric: str, value: float) -> None:
+    """Point ``best.json`` beside the checkpoint at it. It is then never deleted until another one is marked."""
+    path = Path(path)
+    write_json(path.parent / _BEST, {"checkpoint": path.name, "metric": metric, "value": value})
+
+
+def best_checkpoint(folder: str | Path) -> Path | None:
+    """The checkpoint marked best, or None when none was."""
+    path = _best_pointer(Path(folder))
+    if path is not None and not path.is_dir():
+        raise CheckpointError(f"{_BEST} in {folder} points to {path.name}, which is not there; delete the pointer")
+    return path
+
+
+def _best_pointer(folder: Path) -> Path | None:
+    pointer = folder / _BEST
+    if not pointer.is_file():
+        return None
+    try:
+        return folder / Path(json.loads(pointer.read_bytes())["checkpoint"]).name
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{pointer} is not a pointer to a checkpoint ({error}); delete it") from error
+
+
+# The configuration ----------------------------------------------------------------------------------------------------
+
+
+def config_fingerprint(config: Mapping[str, Any], sections: Sequence[str]) -> dict[str, Any]:
+    """The part of a configuration that a resumed run must share, as flat dotted keys.
+
+    ``sections`` are dotted paths (``"algorithm"``, ``"model.path"``); all keys below them count, absent ones are left
+    out. Values become JSON data.
+    """
+    flat: dict[str, Any] = {}
+    for section in sections:
+        value: Any = config
+        for part in section.split("."):
+            value = value[part] if isinstance(value, Mapping) and part in value else None
+        _flatten_config(section, value, flat)
+    return flat
+
+
+def check_fingerprint(saved: Mapping[str, Any] | None, current: Mapping[str, Any], *, source: Path) -> None:
+    """Raise :class:`CheckpointError` listing each key whose value differs between ``saved`` and ``current``."""
+    saved, now = saved or {}, json.loads(json.dumps(current, default=str))
+    differing = [key for key in sorted({*saved, *now}) if saved.get(key) != now.get(key)]
+    if differing:
+        lines = "\n".join(f"  {key}: {saved.get(key)!r} there, {now.get(key)!r} now" for key in differing)
+        raise CheckpointError(
+            f"{source} was made with another configuration:\n{lines}\n"
+            "Set these keys back to resume, or start a new run in another folder"
+        )
+
+
+def _flatten_config(key: str, value: Any, flat: dict[str, Any]) -> None:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _flatten_config(f"{key}.{name}", item, flat)
+    elif value is not None:
+        flat[key] = json.loads(json.dumps(value, default=str))
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def _write_files(
+    folder: Path, step: int, model: nn.Module, payload: dict[str, Any], fingerprint: Mapping[str, Any] | None
+) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    weights, tied = _weights(model)
+    # transformers' loader wants to know the framework.
+    _save_tensors(weights, folder / _MODEL, {"format": "pt"})
+    tensors: dict[str, torch.Tensor] = {}
+    structure = _encode(payload, "", tensors)
+    _save_tensors(tensors, folder / _TENSORS, None)
+    write_json(folder / _STATE, structure)
+    files = {name: _describe(folder / name) for name in (_MODEL, _TENSORS, _STATE)}
+    manifest = {"schema": SCHEMA, "step": step, "files": files, "tied": tied, "fingerprint": dict(fingerprint or {})}
+    write_json(folder / _MANIFEST, manifest)
+    sync_folder(folder)
+
+
+def _save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:
+        raise OSError(f"{path.name}: {error}") from error
+    sync_file(path)
+
+
+def _weights(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The state dict with each tied tensor once, and the names left out: ``{dropped: kept}``.
+
+    Of tied names the one that Hugging Face would save stays (``_tied_weights_keys`` lists those that it drops).
+    """
+    state = model.state_dict()
+    droppable = _tied_patterns(model)
+    kept_names: dict[tuple[Any, ...], str] = {}
+    for name in sorted(state, key=lambda name: any(re.search(pattern, name) for pattern in droppable)):
+        kept_names.setdefault(_identity(name, state[name]), name)
+    weights = {n: _storable(t) for n, t in state.items() if kept_names[_identity(n, t)] == n}
+    tied = {n: kept for n, t in state.items() if (kept := kept_names[_identity(n, t)]) != n}
+    return weights, tied
+
+
+def _tied_patterns(model: nn.Module) -> list[str]:
+    """Names, as regular expressions, that each Hugging Face submodule declares as copies of another tensor."""
+    patterns: list[str] = []
+    for module_name, module in model.named_modules():
+        declared: Iterable[str] = getattr(module, "_tied_weights_keys", None) or ()
+        prefix = f"^{re.escape(module_name)}\\." if module_name else "^"
+        patterns.extend(prefix + str(name).removeprefix("^") for name in declared)
+    return patterns
+
+
+def _identity(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for two names of one tensor; an empty tensor has no address to share."""
+    if tensor.numel() == 0:
+        return (name,)
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def _storable(tensor: torch.Tensor) -> torch.Tensor:
+    """On the CPU, contiguous, sharing memory with nothing else that is saved."""
+    tensor = tensor.detach().cpu().contiguous()
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if whole else tensor.clone()
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+# The folder -----------------------------------------------------------------------------------------------------------
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Finished checkpoints, oldest first. ``step-00000010.1`` replaces ``step-00000010``."""
+    if not folder.is_dir():
+        return []
+    found = [(m, p) for p in folder.iterdir() if p.is_dir() and (m := _NAME.fullmatch(p.name))]
+    return [path for _, path in sorted(((int(m[1]), int(m[2] or 0)), path) for m, path in found)]
+
+
+def _free_name(folder: Path, step: int) -> Path:
+    """A name after every checkpoint of this step: the old one stays until the new one is there."""
+    taken = [int(m[2] or 0) for p in _checkpoints(folder) if (m := _NAME.fullmatch(p.name)) and int(m[1]) == step]
+    return folder / (f"step-{step:08d}.{max(taken) + 1}" if taken else f"step-{step:08d}")
+
+
+def _prune(folder: Path, new: Path, keep: int | None) -> None:
+    best = _best_pointer(folder)
+    others = [path for path in _checkpoints(folder) if path != new]
+    same_step = [path for path in others if path.name.split(".")[0] == new.name.split(".")[0]]
+    older = [path for path in others if path not in same_step]
+    surplus = older[: len(older) - (keep - 1)] if keep is not None and len(older) >= keep else []
+    for path in same_step + surplus:
+        if path != best:
+            # Renamed first: a deletion that is interrupted must not look like a checkpoint.
+            shutil.rmtree(path.rename(folder / f".deleted-{path.name}"), ignore_errors=True)
+    for leftover in folder.glob(".deleted-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / _MANIFEST
+    if not file.is_file():
+        raise CheckpointError(f"{path} is not a complete checkpoint: {_MANIFEST} is missing")
+    try:
+        manifest: dict[str, Any] = json.loads(file.read_bytes())
+        found = manifest["schema"]
+        complete = {"files", "fingerprint", "step", "tied"} <= manifest.keys()
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} is corrupt ({error}); use an older checkpoint") from error
+    if found != SCHEMA:
+        raise CheckpointError(f"{path} has schema {found}, this version reads {SCHEMA}; use the turntree that wrote it")
+    if not complete:
+        raise CheckpointError(f"{file} lacks entries; use an older checkpoint")
+    return manifest
+
+
+def _read_payload(path: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    payload: dict[str, Any] = _decode(json.loads((path / _STATE).read_bytes()), load_file(path / _TENSORS))
+    return payload
+
+
+def _match_weights(tensors: Mapping[str, torch.Tensor], model: nn.Module, path: Path) -> None:
+    """Names and shapes must agree; checked before anything is copied."""
+    own = model.state_dict()
+    missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    shapes = [
+        f"{name} {tuple(tensors[name].shape)} there, {tuple(own[name].shape)} here"
+        for name in own.keys() & tensors.keys()
+        if tensors[name].shape != own[name].shape
+    ]
+    if missing or unknown or shapes:
+        raise CheckpointError(
+            f"{path} holds another model: missing {missing[:5]}, unknown {unknown[:5]}, other shapes {shapes[:5]}; "
+            "load it into the architecture that it was saved from"
+        )
+
+
+# Random streams -------------------------------------------------------------------------------------------------------
+
+
+def _generator_states(generators: Generators) -> dict[str, Any]:
+    import torch
+
+    states: dict[str, Any] = {"torch_cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["torch_cuda"] = torch.cuda.get_rng_state_all()
+    own = {
+        name: g.bit_generator.state if isinstance(g, np.random.Generator) else g.get_state()
+        for name, g in generators.items()
+    }
+    return {**states, "own": own}
+
+
+def _restore_generators(states: Mapping[str, Any], generators: Generators | None, path: Path) -> None:
+    import torch
+
+    for name, generator in (generators or {}).items():
+        if name not in states["own"]:
+            raise CheckpointError(f"{path} holds no generator {name!r}, only {sorted(states['own'])}")
+        if isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = states["own"][name]
+        else:
+            generator.set_state(states["own"][name])
+    torch.set_rng_state(states["torch_cpu"])
+    if torch.cuda.is_available() and len(states.get("torch_cuda", ())) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["torch_cuda"])
+
+
+# Python values as JSON + tensors --------------------------------------------------------------------------------------
+#
+# What JSON lacks is written as an object with one of these keys. A dict that is not plain (other keys than strings,
+# or one of these) is written as its list of pairs.
+
+_TAGS = frozenset({"$tensor", "$array", "$tuple", "$dict", "$float"})
+
+
+def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
+    import torch
+
+    if value is None or isinstance(value, (bool, str)) or type(value) is int:
+        return value
+    if isinstance(value, torch.Tensor):
+        return {"$tensor": _add(value, where, tensors)}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return {"$array": _add(torch.from_numpy(np.array(value)), where, tensors)}
+    if isinstance(value, np.generic):
+        return _encode(value.item(), where, tensors)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"$float": str(float(value))}
+    if isinstance(value, Mapping):
+        return _encode_mapping(value, where, tensors)
+    if isinstance(value, (list, tuple)):
+        items = [_encode(item, f"{where}/{i}", tensors) for i, item in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
+    raise CheckpointError(
+        f"checkpoint state at {where or '/'} is a {type(value).__name__}; expected JSON data, tuples, tensors or "
+        "numeric arrays. Convert it before saving: nothing is pickled"
+    )
+
+
+def _encode_mapping(value: Mapping[Any, Any], where: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    pairs = [(key, _encode(item, f"{where}/{key}", tensors)) for key, item in value.items()]
+    if all(isinstance(key, str) for key in value) and _TAGS.isdisjoint(value):
+        return dict(pairs)
+    return {"$dict": [[_encode(key, where, tensors), item] for key, item in pairs]}
+
+
+def _add(tensor: torch.Tensor, where: str, tensors: dict[str, torch.Tensor]) -> str:
+    key = f"{len(tensors):06d}{where}"
+    # Always a copy: two entries may share memory, which safetensors refuses.
+    tensors[key] = tensor.detach().cpu().clone().contiguous()
+    return key
+
+
+def _decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1 and (tag := next(iter(value))) in _TAGS:
+        return _decode_tagged(tag, value[tag], tensors)
+    return {key: _decode(item, tensors) for key, item in value.items()}
+
+
+def _decode_tagged(tag: str, body: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    match tag:
+        case "$tensor":
+            return tensors[body]
+        case "$array":
+            return tensors[body].numpy()
+        case "$tuple":
+            return tuple(_decode(item, tensors) for item in body)
+        case "$float":
+            return float(body)
+        case _:
+            return {_decode(key, tensors): _decode(item, tensors) for key, item in body}

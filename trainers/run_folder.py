@@ -1,0 +1,283 @@
+"""The folder of one run: its configuration, metrics, checkpoints, rollouts and pictures.
+
+::
+
+    run.json          schema and version; marks the folder as a run
+    config.yaml       the composed configuration
+    metrics.jsonl     one JSON object a line (:class:`MetricsLog`)
+    tensorboard/      the same numbers as TensorBoard events
+    checkpoints/      see :mod:`turntree.trainers.checkpoint`
+    trees/            see :mod:`turntree.trainers.store`
+    curve.png  tree.html  summary.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import turntree
+from turntree.errors import CheckpointError, DataError
+from turntree.trainers.atomic import atomic_file, write_json
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+__all__ = ["SCHEMA", "MetricsLog", "RunFolder", "read_metrics"]
+
+SCHEMA = 1
+"""Version of the folder's layout."""
+
+_RUN = "run.json"
+_TRACES = (_RUN, "metrics.jsonl", "checkpoints", "trees", "summary.json")
+
+
+class RunFolder:
+    """The places inside one run. Make one with :meth:`create` (to write) or :meth:`open` (to read)."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.yaml"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.checkpoints = self.path / "checkpoints"
+        self.trees = self.path / "trees"
+        self.curve_file = self.path / "curve.png"
+        self.tree_file = self.path / "tree.html"
+        self.summary_file = self.path / "summary.json"
+
+    @classmethod
+    def create(cls, path: str | Path, config: Any, *, resume: bool = False) -> RunFolder:
+        """Start a run in ``path`` and save its ``config`` (a mapping, an OmegaConf node or a dataclass).
+
+        ``resume=True`` continues the run that is there, leaving its ``config.yaml`` alone until
+        :meth:`save_config`, or starts one if there is none, so that a job that may be killed can always pass it.
+        Raises :class:`CheckpointError` when a run or foreign files are in the way.
+        """
+        run = cls(path)
+        if run.exists:
+            if not resume:
+                raise CheckpointError(
+                    f"{run.path} already holds a run: continue it with resume=true, or choose another folder"
+                )
+            run._check_schema()
+            return run
+        run._refuse_foreign()
+        run.path.mkdir(parents=True, exist_ok=True)
+        run.save_config(config)
+        write_json(run.path / _RUN, {"schema": SCHEMA, "turntree": turntree.__version__})
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """An existing run, for reading. Raises :class:`CheckpointError` when ``path`` is not one."""
+        run = cls(path)
+        if not (run.path / _RUN).is_file():
+            raise CheckpointError(f"{run.path} is not a run folder: it has no {_RUN}; pass the folder a run wrote")
+        run._check_schema()
+        return run
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was started here."""
+        return (self.path / _RUN).is_file()
+
+    def save_config(self, config: Any) -> None:
+        """Write ``config.yaml``; environment variables and other interpolations stay unresolved."""
+        from omegaconf import OmegaConf
+
+        node = config if OmegaConf.is_config(config) else OmegaConf.create(_plain(config))
+        with atomic_file(self.config_file) as handle:
+            handle.write(OmegaConf.to_yaml(node).encode())
+
+    def load_config(self) -> dict[str, Any]:
+        """The saved configuration as plain dicts and lists."""
+        from omegaconf import OmegaConf
+
+        if not self.config_file.is_file():
+            raise CheckpointError(f"{self.config_file} is missing; the folder was not written by a run")
+        loaded: Any = OmegaConf.to_container(OmegaConf.load(self.config_file), resolve=True)
+        return dict(loaded)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``; numbers that are not finite become null."""
+        write_json(self.summary_file, _finite(summary))
+
+    def read_summary(self) -> dict[str, Any]:
+        """The summary of a finished run. Raises :class:`CheckpointError` when it has none."""
+        if not self.summary_file.is_file():
+            raise CheckpointError(f"{self.summary_file} is missing: the run has not finished")
+        summary: dict[str, Any] = json.loads(self.summary_file.read_bytes())
+        return summary
+
+    def _check_schema(self) -> None:
+        try:
+            found = json.loads((self.path / _RUN).read_bytes())["schema"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{self.path / _RUN} is damaged ({error})") from error
+        if found != SCHEMA:
+            raise CheckpointError(
+                f"{self.path} has schema {found}, this version reads {SCHEMA}; use the turntree that wrote it"
+            )
+
+    def _refuse_foreign(self) -> None:
+        """Only an empty folder, or one with hidden files and logs (Hydra writes those first), may become a run."""
+        if self.path.exists() and not self.path.is_dir():
+            raise CheckpointError(f"{self.path} is a file; choose another folder for the run")
+        present = sorted(p.name for p in self.path.iterdir()) if self.path.is_dir() else []
+        foreign = [n for n in present if n != "config.yaml" and not n.startswith(".") and not n.endswith(".log")]
+        if foreign:
+            what = "parts of a broken run" if set(foreign) & set(_TRACES) else "other files"
+            raise CheckpointError(f"{self.path} holds {what} ({', '.join(foreign[:5])}); choose another folder")
+
+
+class MetricsLog:
+    """An append-only ``metrics.jsonl``, with the same numbers as TensorBoard events beside it.
+
+    Each line is written by one system call, so an interrupted run leaves whole lines. ``resume_step``: continue after
+    that step; lines of later steps are dropped, so that a resumed run's file equals an uninterrupted one's. Write a
+    step's metrics before its checkpoint. ``tensorboard=None`` writes no events.
+    """
+
+    def __init__(self, path: str | Path, *, tensorboard: Path | None = None, resume_step: int | None = None) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if resume_step is not None and self.path.exists():
+            _drop_after(self.path, resume_step)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._file: int | None = os.open(self.path, flags, 0o644)
+        self._events = None if tensorboard is None else _events(tensorboard, resume_step)
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Append one line: ``{"step": step, **metrics}``.
+
+        NaN and infinities become null and are named: ``{"loss": null, "nonfinite": {"loss": "nan"}}``. Values may be
+        numpy or torch scalars. Raises :class:`DataError` for anything that is not a scalar.
+        """
+        if self._file is None:
+            raise DataError(f"{self.path} is closed; write metrics before closing the log")
+        row: dict[str, Any] = {"step": int(step)}
+        nonfinite: dict[str, str] = {}
+        for name, value in metrics.items():
+            row[name], word = _split(name, value)
+            if word is not None:
+                nonfinite[name] = word
+        if nonfinite:
+            row["nonfinite"] = nonfinite
+        _write_all(self._file, (json.dumps(row, allow_nan=False) + "\n").encode())
+        self._write_events(step, metrics)
+
+    def _write_events(self, step: int, metrics: Mapping[str, Any]) -> None:
+        if self._events is None:
+            return
+        for name, value in metrics.items():
+            number = _scalar(value)
+            if isinstance(number, (int, float)) and not isinstance(number, bool):
+                self._events.add_scalar(name, number, step)
+        self._events.flush()
+
+    def close(self) -> None:
+        """Close both files; a second call does nothing."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """All lines of a ``metrics.jsonl``, oldest first; a last line without its end (power failure) is left out.
+
+    Raises :class:`DataError`, naming file and line, for anything else that is not a JSON object with a step.
+    """
+    return [row for row, _ in _rows(Path(path))]
+
+
+def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise DataError(f"metrics cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            int(row["step"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path}, line {number} is not a JSON object with a step: {line[:80]!r}") from error
+        yield row, line
+
+
+def _drop_after(path: Path, step: int) -> None:
+    kept = [line for row, line in _rows(path) if row["step"] <= step]
+    with atomic_file(path) as handle:
+        handle.writelines(line + b"\n" for line in kept)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _events(folder: Path, resume_step: int | None) -> SummaryWriter:
+    from torch.utils.tensorboard import SummaryWriter
+
+    purge = None if resume_step is None else resume_step + 1
+    return SummaryWriter(log_dir=str(folder), purge_step=purge)
+
+
+def _scalar(value: Any) -> Any:
+    """The Python number inside a numpy or torch scalar; anything else as it is."""
+    if not hasattr(value, "item"):
+        return value
+    try:
+        return value.item()
+    except (ValueError, RuntimeError):  # more than one element
+        return value
+
+
+def _split(name: str, value: Any) -> tuple[Any, str | None]:
+    """A JSON value and, for a number that JSON has no word for, its name."""
+    value = _plain(_scalar(value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return None, str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value, None
+    raise DataError(f"metric {name!r} must be a number, text or None, found a {type(value).__name__}")
+
+
+def _finite(value: Any) -> Any:
+    value = _plain(_scalar(value))
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses, paths, enums and tuples as what YAML and JSON hold."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,108 @@
+"""Bootstrap confidence intervals for means over questions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from turntree.errors import ConfigError, DataError
+
+__all__ = ["Interval", "PairedDifference", "bootstrap_mean", "paired_difference"]
+
+_CELLS = 4_000_000
+"""Resampled values held in memory at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean over ``n`` values and its confidence interval.
+
+    Without values everything is NaN; with one value the mean is that value and the bounds are NaN, since one
+    value says nothing about the spread.
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    confidence: float = 0.95
+
+    def __str__(self) -> str:
+        if self.n == 0:
+            return "no values"
+        if math.isnan(self.low):
+            return f"{self.mean:.3f} (n={self.n}, no interval)"
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}] (n={self.n})"
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """``b - a`` question by question. ``wins``: b is higher; ``losses``: a is."""
+
+    difference: Interval
+    wins: int
+    losses: int
+    ties: int
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval of the mean difference leaves out zero."""
+        return self.difference.low > 0.0 or self.difference.high < 0.0
+
+
+def bootstrap_mean(values: ArrayLike, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
+    """Mean and percentile-bootstrap interval (Efron 1979) of ``values``, shape (n,).
+
+    The same values, arguments and seed give the same interval. Raises :class:`DataError` when a value is not finite.
+    """
+    if not 0.0 < confidence < 1.0 or resamples < 1:
+        raise ConfigError(f"expected 0 < confidence < 1 and resamples >= 1, found {confidence} and {resamples}")
+    data = _checked(values)
+    if data.size == 0:
+        return Interval(math.nan, math.nan, math.nan, 0, confidence)
+    mean = float(data.mean())
+    if data.size == 1:
+        return Interval(mean, math.nan, math.nan, 1, confidence)
+    means = _resampled_means(data, resamples, np.random.default_rng(seed))
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(means, [tail, 1.0 - tail])
+    return Interval(mean, float(low), float(high), int(data.size), confidence)
+
+
+def paired_difference(
+    a: Sequence[float], b: Sequence[float], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> PairedDifference:
+    """Compare two runs on the same questions: entry i of ``a`` and of ``b`` belong to question i."""
+    first, second = _checked(a), _checked(b)
+    if first.size != second.size:
+        raise DataError(
+            f"a paired comparison needs one value a question from both runs, found {first.size} and {second.size}; "
+            "match the questions by id first"
+        )
+    difference = second - first
+    interval = bootstrap_mean(difference, confidence=confidence, resamples=resamples, seed=seed)
+    wins, losses = int((difference > 0).sum()), int((difference < 0).sum())
+    return PairedDifference(interval, wins, losses, int(difference.size) - wins - losses)
+
+
+def _checked(values: ArrayLike) -> NDArray[np.float64]:
+    data = np.asarray(values, dtype=np.float64)
+    if data.ndim != 1 or not np.isfinite(data).all():
+        raise DataError(
+            f"expected a flat list of finite numbers, found shape {data.shape} with non-finite or nested values"
+        )
+    return data
+
+
+def _resampled_means(data: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Means of ``resamples`` draws with replacement, in chunks of bounded memory; shape (resamples,)."""
+    rows = max(1, _CELLS // data.size)
+    chunks = [
+        data[rng.integers(data.size, size=(min(rows, resamples - start), data.size))].mean(axis=1)
+        for start in range(0, resamples, rows)
+    ]
+    return np.concatenate(chunks)

@@ -1,0 +1,378 @@
+"""The rollout store: what was rolled out at each step, for looking at it later.
+
+One file a step, ``step-00000012.jsonl.zst``: zstandard-compressed JSON lines, one line a tree, so that
+``zstdcat step-00000012.jsonl.zst | jq`` reads it too. A line holds everything but environment states and caches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import zstandard
+
+from turntree.envs.task import FrozenDict, Question, thaw
+from turntree.errors import ConfigError, DataError
+from turntree.trainers.atomic import atomic_file, sync_folder, write_json
+from turntree.trainers.tree import Group, Node, Tree
+
+__all__ = ["SCHEMA", "Advantages", "StepRecord", "StoredTree", "TreeStore", "mean_advantages"]
+
+SCHEMA = 1
+"""Version of the line format. It grows when an old reader would misread a new line."""
+
+Advantages: TypeAlias = Mapping[tuple[Node, Node], float]
+"""Advantage of each (leaf, node) pair; pairs of failed leaves are absent."""
+
+Path_: TypeAlias = tuple[int, ...]
+
+_FILE = re.compile(r"step-(\d{8,})\.jsonl\.zst")
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTree:
+    """A tree as it was read back. Its nodes have no environment state and no engine prefix."""
+
+    step: int
+    tree: Tree
+    advantages: Advantages
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What became of one step's trees: ``trees`` were given, ``stored`` of them kept in ``bytes`` bytes.
+
+    ``sampled_out`` were left out by sampling, ``over_cap`` because the step alone would exceed ``max_bytes``.
+    ``thinned``: the file was removed later to make room; ``stored`` and ``bytes`` are then 0.
+    """
+
+    step: int
+    trees: int
+    stored: int
+    sampled_out: int
+    over_cap: int
+    bytes: int
+    thinned: bool = False
+
+
+class TreeStore:
+    """A folder of rollouts, written by one process and read by any.
+
+    ``sample``: share of the prompts kept each step, whole groups; a function of (``seed``, step, prompt) only, and at
+    least one group a step unless it is 0. ``max_bytes``: cap on all files together. Past it, steps are thinned so
+    that those that stay are spread evenly over the run; the newest always stays. ``records()`` tells what was
+    left out.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, sample: float = 1.0, max_bytes: int = 2_000_000_000, seed: int = 0
+    ) -> None:
+        if not 0.0 <= sample <= 1.0:
+            raise ConfigError(f"sample must be a share from 0 to 1, found {sample}")
+        if max_bytes <= 0:
+            raise ConfigError(f"max_bytes must be positive, found {max_bytes}; sample=0 stores nothing")
+        self.folder = Path(folder)
+        self.sample = sample
+        self.max_bytes = max_bytes
+        self.seed = seed
+
+    def steps(self) -> list[int]:
+        """The steps that can be read, ascending."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(m[1]) for entry in self.folder.iterdir() if (m := _FILE.fullmatch(entry.name)))
+
+    def file(self, step: int) -> Path:
+        """Where a step's trees lie, whether or not they do."""
+        return self.folder / f"step-{step:08d}.jsonl.zst"
+
+    def write(self, step: int, groups: Sequence[Group], advantages: Advantages | None = None) -> StepRecord:
+        """Store one step's trees, all or nothing; what the step held before is replaced."""
+        kept = self._sampled(step, groups)
+        by_node = _by_node(advantages or {})
+        with atomic_file(self.file(step)) as handle:
+            lines = (_encode_tree(step, tree, by_node) for group in kept for tree in group.trees)
+            stored, size = _write_lines(handle, lines, self.max_bytes)
+        given = sum(len(group.trees) for group in groups)
+        sampled = sum(len(group.trees) for group in kept)
+        record = StepRecord(step, given, stored, given - sampled, sampled - stored, size)
+        self._save_records({**self._load_records(), step: record}, thin=True)
+        return record
+
+    def read(self, step: int | None = None) -> Iterator[StoredTree]:
+        """The trees of one step, or of all steps in order, lazily.
+
+        Raises :class:`DataError` when the step is not there, or when a file is truncated, corrupt or of another
+        schema; the message names the file.
+        """
+        if step is None:
+            steps = self.steps()
+        elif self.file(step).is_file():
+            steps = [step]
+        else:
+            raise DataError(f"no trees of step {step} in {self.folder}; found {_span(self.steps())}")
+        return (tree for s in steps for tree in _read_file(self.file(s)))
+
+    def drop_after(self, step: int) -> None:
+        """Forget every step later than ``step``: a run that resumes from it writes them again."""
+        for later in [s for s in self.steps() if s > step]:
+            self.file(later).unlink()
+        if self.folder.is_dir():
+            self._save_records({s: r for s, r in self._load_records().items() if s <= step}, thin=False)
+
+    def records(self) -> list[StepRecord]:
+        """What was stored, left out and thinned, step by step."""
+        return [record for _, record in sorted(self._load_records().items())]
+
+    def _sampled(self, step: int, groups: Sequence[Group]) -> list[Group]:
+        if self.sample == 0.0 or not groups:
+            return []
+        draws = [_uniform(self.seed, step, group.uid) for group in groups]
+        bound = max(self.sample, min(draws))
+        return [group for group, draw in zip(groups, draws) if draw <= bound]
+
+    def _load_records(self) -> dict[int, StepRecord]:
+        path = self.folder / "store.json"
+        if not path.is_file():
+            return {}
+        try:
+            data = json.loads(path.read_bytes())
+            found = data["schema"]
+            rows = [StepRecord(*row) for row in data["steps"]] if found == SCHEMA else None
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is not the record of a rollout store ({error}); delete it to go on") from error
+        if rows is None:
+            raise DataError(f"{path} has schema {found}, this version reads {SCHEMA}; use the turntree that wrote it")
+        return {row.step: row for row in rows}
+
+    def _save_records(self, records: dict[int, StepRecord], *, thin: bool) -> None:
+        if thin:
+            for step in self._thin():
+                if (old := records.get(step)) is not None:
+                    records[step] = StepRecord(step, old.trees, 0, old.sampled_out, old.over_cap, 0, thinned=True)
+        columns = ("step", "trees", "stored", "sampled_out", "over_cap", "bytes", "thinned")
+        rows = [[getattr(record, name) for name in columns] for _, record in sorted(records.items())]
+        write_json(self.folder / "store.json", {"schema": SCHEMA, "columns": columns, "steps": rows})
+
+    def _thin(self) -> list[int]:
+        """Remove files until the rest fits; returns the steps removed."""
+        sizes = {step: self.file(step).stat().st_size for step in self.steps()}
+        removed: list[int] = []
+        while sum(sizes.values()) > self.max_bytes and len(sizes) > 1:
+            step = _least_missed(sorted(sizes))
+            self.file(step).unlink()
+            removed.append(step)
+            del sizes[step]
+        if removed:
+            sync_folder(self.folder)
+        return removed
+
+
+def mean_advantages(advantages: Advantages) -> dict[Node, float]:
+    """The mean over leaves of each node's advantages: one number a node, for showing it."""
+    return {node: math.fsum(per_leaf.values()) / len(per_leaf) for node, per_leaf in _by_node(advantages).items()}
+
+
+def _by_node(advantages: Advantages) -> dict[Node, dict[Node, float]]:
+    by_node: defaultdict[Node, dict[Node, float]] = defaultdict(dict)
+    for (leaf, node), value in advantages.items():
+        by_node[node][leaf] = float(value)
+    return by_node
+
+
+def _uniform(seed: int, step: int, uid: str) -> float:
+    key = json.dumps([seed, step, uid]).encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big") / (1 << 56)
+
+
+def _least_missed(steps: list[int]) -> int:
+    """The step whose neighbours are closest to each other; never the newest, the first only if nothing else is left."""
+    if len(steps) == 2:
+        return steps[0]
+    inner = range(1, len(steps) - 1)
+    return steps[min(inner, key=lambda i: (steps[i + 1] - steps[i - 1], i))]
+
+
+def _span(steps: list[int]) -> str:
+    return f"{len(steps)} steps, {steps[0]} to {steps[-1]}" if steps else "no steps"
+
+
+# Encoding -------------------------------------------------------------------------------------------------------------
+
+
+def _write_lines(handle: BinaryIO, lines: Iterable[str], max_bytes: int) -> tuple[int, int]:
+    """Compress lines until the file would pass ``max_bytes``; returns the lines written and the size."""
+    compressor = zstandard.ZstdCompressor(level=6, write_checksum=True)
+    stored = 0
+    with compressor.stream_writer(handle, closefd=False) as writer:
+        for line in lines:
+            # Flushing a block a tree costs a few bytes and makes the size known while writing.
+            if stored and handle.tell() + len(line) // 20 > max_bytes:
+                break
+            writer.write(_utf8(line))
+            writer.flush(zstandard.FLUSH_BLOCK)
+            stored += 1
+    return stored, handle.tell()
+
+
+def _utf8(line: str) -> bytes:
+    try:
+        return f"{line}\n".encode()
+    except UnicodeEncodeError:  # a lone surrogate: JSON can escape it, UTF-8 cannot hold it
+        return (json.dumps(json.loads(line)) + "\n").encode()
+
+
+def _encode_tree(step: int, tree: Tree, by_node: Mapping[Node, Mapping[Node, float]]) -> str:
+    row = {
+        "schema": SCHEMA,
+        "step": step,
+        "uid": tree.prompt_uid,
+        "tree": tree.index,
+        "rounds": tree.rounds,
+        "task": None if tree.task is None else tree.task.to_json(),
+        "nodes": [_encode_node(node, by_node.get(node, {})) for node in tree.nodes()],
+    }
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_foreign)
+    except ValueError:  # non-finite numbers inside info or the task: JSON has no word for them
+        return json.dumps(_finite(row), ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_foreign)
+
+
+def _encode_node(node: Node, per_leaf: Mapping[Node, float]) -> dict[str, Any]:
+    return {
+        "path": node.path,
+        "text": node.text,
+        "action": node.action,
+        "observation": node.observation,
+        "status": node.status,
+        "reward": _number(node.reward),
+        "entropy": _number(node.entropy),
+        "score": _number(node.score),
+        "reason": node.reason,
+        "picked": None if node.picked is None else node.picked.path,
+        "version": node.version,
+        "branchable": node.branchable,
+        "step_reward": _number(node.step_reward),
+        "pruned": node.pruned,
+        "turn_ids": node.turn_ids,
+        "observation_ids": node.observation_ids,
+        "logprobs": [_number(x) for x in node.logprobs],
+        "entropies": [_number(x) for x in node.entropies],
+        "advantage": _number(math.fsum(per_leaf.values()) / len(per_leaf)) if per_leaf else None,
+        "advantages": [[leaf.path, _number(value)] for leaf, value in per_leaf.items()],
+        "info": thaw(node.info),
+    }
+
+
+def _number(value: float | None) -> float | str | None:
+    """Numbers as they are; ``nan``, ``inf`` and ``-inf`` as words, since JSON has none."""
+    if value is None:
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return value
+
+
+def _foreign(value: Any) -> Any:
+    """Values in ``info`` that are not JSON: numpy scalars and arrays by value, the rest as text for the reader."""
+    if hasattr(value, "tolist"):
+        return _finite(value.tolist())
+    return str(value)
+
+
+# Decoding -------------------------------------------------------------------------------------------------------------
+
+
+def _read_file(path: Path) -> Iterator[StoredTree]:
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            yield _decode_tree(json.loads(line), path)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(
+                f"{path}, line {number} is not a stored tree ({type(error).__name__}: {error}); "
+                "the file is damaged: delete it, the other steps stay readable"
+            ) from error
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Decompressed lines. A stream that ends before its frame does would pass as a shorter file: checked here."""
+    decoder = zstandard.ZstdDecompressor().decompressobj()
+    rest = b""
+    try:
+        with path.open("rb") as handle:
+            while chunk := handle.read(_CHUNK):
+                *lines, rest = (rest + decoder.decompress(chunk)).split(b"\n")
+                yield from lines
+    except zstandard.ZstdError as error:
+        raise DataError(f"{path} is corrupt ({error}); delete it, the other steps stay readable") from error
+    if not decoder.eof or rest:
+        raise DataError(f"{path} is truncated: its end is missing; delete it, the other steps stay readable")
+
+
+def _decode_tree(row: Mapping[str, Any], path: Path) -> StoredTree:
+    if row["schema"] != SCHEMA:
+        raise DataError(
+            f"{path} has schema {row['schema']}, this version reads {SCHEMA}; read it with the turntree that wrote it"
+        )
+    nodes = {tuple(cell["path"]): _decode_node(cell) for cell in row["nodes"]}
+    advantages: dict[tuple[Node, Node], float] = {}
+    for cell in row["nodes"]:
+        _link(nodes, cell, advantages)
+    task = None if row["task"] is None else Question.from_json(row["task"])
+    tree = Tree(nodes[()], prompt_uid=row["uid"], index=row["tree"], task=task, rounds=row["rounds"])
+    return StoredTree(step=row["step"], tree=tree, advantages=advantages)
+
+
+def _decode_node(cell: Mapping[str, Any]) -> Node:
+    return Node(
+        ordinal=cell["path"][-1] if cell["path"] else 0,
+        turn_ids=tuple(cell["turn_ids"]),
+        logprobs=tuple(float(x) for x in cell["logprobs"]),
+        entropies=tuple(float(x) for x in cell["entropies"]),
+        observation_ids=tuple(cell["observation_ids"]),
+        entropy=float(cell["entropy"]),
+        text=cell["text"],
+        action=cell["action"],
+        observation=cell["observation"],
+        status=cell["status"],
+        reward=_optional(cell["reward"]),
+        branchable=cell["branchable"],
+        step_reward=float(cell["step_reward"]),
+        pruned=cell["pruned"],
+        version=cell["version"],
+        score=_optional(cell["score"]),
+        reason=cell["reason"],
+        info=FrozenDict(cell["info"]),
+    )
+
+
+def _link(nodes: Mapping[Path_, Node], cell: Mapping[str, Any], advantages: dict[tuple[Node, Node], float]) -> None:
+    path = tuple(cell["path"])
+    node = nodes[path]
+    if path:
+        nodes[path[:-1]].add_child(node)
+    if cell["picked"] is not None:
+        node.picked = nodes[tuple(cell["picked"])]
+    for leaf, value in cell["advantages"]:
+        advantages[nodes[tuple(leaf)], node] = float(value)
+
+
+def _optional(value: Any) -> float | None:
+    return None if value is None else float(value)
