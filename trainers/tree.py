@@ -28,7 +28,9 @@ class Node:
     ``entropy`` is the mean negative log-prob of the sampled tokens in nats (kind ``nll``); the root's is 0.
     ``observation_ids`` holds what the environment added after the turn, template boundaries included; for the
     root it is the whole prompt. ``state`` is the environment's state after the turn, ``prefix`` the context
-    after the observation. ``reward`` is set on scored leaves only.
+    after the observation (dropped once the tree is finished, so that engines can free their caches).
+    ``step_reward`` is what the environment gave for this turn; ``reward``, the whole trajectory's, is set on
+    scored leaves only. A ``pruned`` leaf was generated and counted but takes no part in credit or batches.
     """
 
     parent: Node | None = None
@@ -52,6 +54,8 @@ class Node:
     reason: str = ""
     info: FrozenDict = field(default_factory=FrozenDict)
     children: list[Node] = field(default_factory=list)
+    step_reward: float = 0.0
+    pruned: bool = False
 
     def __post_init__(self) -> None:
         if self.logprobs and len(self.logprobs) != len(self.turn_ids):
@@ -83,6 +87,11 @@ class Node:
     @property
     def is_leaf(self) -> bool:
         return self.status != "open"
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether this is a leaf with a reward that counts (failed and pruned leaves never do)."""
+        return self.status in ("answered", "truncated") and self.reward is not None and not self.pruned
 
     def add_child(self, child: Node) -> Node:
         """Attach ``child``, keeping children sorted by ordinal (arrival order does not matter)."""
@@ -136,8 +145,8 @@ class Tree:
         return [n for n in self.root.walk() if n.is_leaf]
 
     def scored_leaves(self) -> list[Node]:
-        """Leaves that carry a reward (failed ones never do), depth first."""
-        return [n for n in self.root.walk() if n.is_leaf and n.status != "failed" and n.reward is not None]
+        """Leaves that carry a reward (failed and pruned ones never do), depth first."""
+        return [n for n in self.root.walk() if n.is_scored]
 
     @property
     def generated_tokens(self) -> int:
