@@ -58,8 +58,8 @@ class Occurrences:
     """Flat occurrences of sampled tokens.
 
     ``logp``, ``old_logp``, ``advantage``, ``weight`` [O] float; ``leaf`` [O] int64 in [0, n_leaves); ``turn`` [O]
-    int64 in [0, n_turns), unique per (leaf, turn). ``ref_logp``, ``entropy`` and ``importance`` (a detached factor
-    per token) are [O] float or None.
+    int64 in [0, n_turns), unique per (leaf, turn). ``ref_logp``, ``sampler_logp``, ``entropy`` and ``importance`` (a
+    detached factor per token) are [O] float or None.
     """
 
     logp: Tensor
@@ -71,6 +71,7 @@ class Occurrences:
     n_leaves: int
     n_turns: int
     ref_logp: Tensor | None = None
+    sampler_logp: Tensor | None = None
     entropy: Tensor | None = None
     importance: Tensor | None = None
 
@@ -113,7 +114,7 @@ class Denominators:
             for p in packs
         ]
         longest = max((p.width for p in parts), default=0.0)
-        total = cls(sum(p.weight for p in parts), sum(p.rows for p in parts), longest)
+        total = cls(sum((p.weight for p in parts), 0.0), sum((p.rows for p in parts), 0.0), longest)
         return total if width is None else replace(total, width=width)
 
     @classmethod

@@ -1,0 +1,168 @@
+"""The packed forward pass: log-probs and entropies of every sampled token, each computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from turntree.errors import ConfigError
+from turntree.trainers.packing import Pack, row_tokens
+from turntree.trainers.tree_attention import packed_attention, plan_attention
+
+__all__ = ["PackedOutput", "check_packed", "packed_logprobs", "row_logprobs", "score_packs"]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedOutput:
+    """Per token of a pack, float32 [N], 0 where the token was not sampled.
+
+    ``logp``: log-prob of the token given its path; ``entropy``: in nats, of the distribution it was drawn from.
+    """
+
+    logp: Tensor
+    entropy: Tensor | None = None
+
+
+def packed_logprobs(
+    model: nn.Module, pack: Pack, *, temperature: float = 1.0, entropy: bool = False, chunk: int = 4096
+) -> PackedOutput:
+    """Run the network once over the pack and read the sampled tokens' log-probs.
+
+    ``temperature`` is the sampling temperature; 0 (greedy) means the untempered distribution. The vocabulary
+    projection runs only where a sampled token is predicted (from its predecessor on its path), ``chunk`` positions at
+    a time, the soft-max in float32. Raises ``ConfigError`` for a model that cannot run on packed trees.
+    """
+    tokens = pack["tokens"]
+    device = next(model.parameters()).device
+    target = torch.nonzero(tokens["loss_mask"]).flatten()
+    hidden = _hidden(model, pack, device)[tokens["predecessor"][target].to(device)]
+    values, entropies = _head(model, hidden, tokens["ids"][target].to(device), temperature, entropy, chunk)
+    zeros = torch.zeros(len(tokens), device=device)
+    target = target.to(device)
+    return PackedOutput(
+        logp=zeros.index_copy(0, target, values),
+        entropy=zeros.index_copy(0, target, entropies) if entropies is not None else None,
+    )
+
+
+def _hidden(model: nn.Module, pack: Pack, device: torch.device) -> Tensor:
+    """Last hidden states [N, D] of the network's body over the packed tokens."""
+    tokens = pack["tokens"]
+    plan = plan_attention(tokens["subtree_end"].to(device), tokens["predecessor"].to(device))
+    with packed_attention(model):
+        output = cast("Any", model).get_decoder()(
+            input_ids=tokens["ids"].to(device)[None],
+            position_ids=tokens["position"].to(device)[None],
+            use_cache=False,
+            tree_plan=plan,
+        )
+    return cast("Tensor", output.last_hidden_state)[0]
+
+
+def _head(
+    model: nn.Module, hidden: Tensor, ids: Tensor, temperature: float, entropy: bool, chunk: int
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs (and entropies) of ``ids`` [P] from hidden states [P, D], in chunks that keep no logits."""
+    head = _output_layer(model)
+    scale = 1.0 / temperature if temperature > 0 else 1.0
+    parts: list[tuple[Tensor, Tensor]] = []
+    for h, i in zip(hidden.split(chunk), ids.split(chunk)):
+        if torch.is_grad_enabled() and len(ids) > chunk:
+            parts.append(cast("Any", checkpoint(_read, head, h, i, scale, entropy, use_reentrant=False)))
+        else:
+            parts.append(_read(head, h, i, scale, entropy))
+    logp = torch.cat([p[0] for p in parts])
+    return logp, torch.cat([p[1] for p in parts]) if entropy else None
+
+
+def _read(head: nn.Module, hidden: Tensor, ids: Tensor, scale: float, entropy: bool) -> tuple[Tensor, Tensor]:
+    logits = head(hidden).float() * scale
+    logp = torch.log_softmax(logits, dim=-1)
+    picked = logp.gather(1, ids[:, None])[:, 0]
+    if not entropy:
+        return picked, picked.new_zeros(0)
+    return picked, -(logp.exp() * logp.masked_fill(logp == float("-inf"), 0.0)).sum(-1)
+
+
+def _output_layer(model: nn.Module) -> nn.Module:
+    head = cast("Any", model).get_output_embeddings()
+    config = cast("Any", model).config
+    for option, neutral in (("final_logit_softcapping", None), ("logits_scaling", 1.0), ("logit_scale", 1.0)):
+        value = getattr(config, option, None)
+        if value is not None and value != neutral:
+            raise ConfigError(f"{type(model).__name__} changes its logits by {option}={value}; not supported packed")
+    return cast("nn.Module", head)
+
+
+def row_logprobs(model: nn.Module, pack: Pack, *, temperature: float = 1.0) -> list[Tensor]:
+    """The same log-probs by one plain forward pass per trajectory: for each row, float32 [its sampled tokens].
+
+    Slow, and independent of packed attention: what :func:`check_packed` and tests compare with.
+    """
+    tokens = pack["tokens"]
+    device = next(model.parameters()).device
+    scale = 1.0 / temperature if temperature > 0 else 1.0
+    out: list[Tensor] = []
+    for path in row_tokens(pack):
+        ids = tokens["ids"][path].to(device)
+        mask = tokens["loss_mask"][path][1:].to(device)
+        logits = cast("Any", model)(input_ids=ids[None], use_cache=False).logits[0, :-1].float() * scale
+        logp = torch.log_softmax(logits, dim=-1).gather(1, ids[1:, None])[:, 0]
+        out.append(logp[mask])
+    return out
+
+
+def check_packed(model: nn.Module, pack: Pack, *, temperature: float = 1.0, tolerance: float | None = None) -> float:
+    """Compare the packed pass with one row per trajectory; returns the largest difference in log-prob.
+
+    ``tolerance`` is 1e-3 for float32 weights (largest difference) and 0.05 for half precision (mean difference).
+    Raises ``ConfigError`` above it: this model's attention or position scheme is not exact on packed trees.
+    """
+    with torch.no_grad(), _evaluating(model):
+        packed = packed_logprobs(model, pack, temperature=temperature).logp
+        rows = row_logprobs(model, pack, temperature=temperature)
+    occurrences = pack["occurrences"]
+    if not len(occurrences):
+        return 0.0
+    difference = (packed[occurrences["token"].to(packed.device)] - torch.cat(rows)).abs()
+    half = next(model.parameters()).dtype in (torch.float16, torch.bfloat16)
+    limit = tolerance if tolerance is not None else (0.05 if half else 1e-3)
+    found = float(difference.mean() if half else difference.max())
+    if not found <= limit:
+        raise ConfigError(
+            f"packed log-probs of {type(model).__name__} differ from one row per trajectory by {found:.3g} (allowed "
+            f"{limit:.3g}); its attention or positions do not allow packed trees"
+        )
+    return float(difference.max())
+
+
+def score_packs(
+    model: nn.Module,
+    packs: Sequence[Pack],
+    *,
+    key: Literal["old_logp", "ref_logp"] = "old_logp",
+    temperature: float = 1.0,
+    chunk: int = 4096,
+) -> None:
+    """Write the model's log-probs into ``tokens[key]`` of every pack, in place, without a graph."""
+    with torch.no_grad(), _evaluating(model):
+        for pack in packs:
+            output = packed_logprobs(model, pack, temperature=temperature, chunk=chunk)
+            pack["tokens", key] = output.logp.to(pack["tokens", "ids"].device)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the ``with`` block."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
