@@ -23,12 +23,12 @@ from turntree.errors import ConfigError, DataError
 from turntree.trainers.atomic import atomic_file, sync_folder, write_json
 from turntree.trainers.tree import Group, Node, Tree
 
-__all__ = ["SCHEMA", "Advantages", "StepRecord", "StoredTree", "TreeStore", "mean_advantages"]
+__all__ = ["SCHEMA", "LeafAdvantages", "StepRecord", "StoredTree", "TreeStore", "mean_advantages"]
 
 SCHEMA = 1
 """Version of the line format. It grows when an old reader would misread a new line."""
 
-Advantages: TypeAlias = Mapping[tuple[Node, Node], float]
+LeafAdvantages: TypeAlias = Mapping[tuple[Node, Node], float]
 """Advantage of each (leaf, node) pair; pairs of failed leaves are absent."""
 
 Path_: TypeAlias = tuple[int, ...]
@@ -43,7 +43,7 @@ class StoredTree:
 
     step: int
     tree: Tree
-    advantages: Advantages
+    advantages: LeafAdvantages
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class TreeStore:
         """Where a step's trees lie, whether or not they do."""
         return self.folder / f"step-{step:08d}.jsonl.zst"
 
-    def write(self, step: int, groups: Sequence[Group], advantages: Advantages | None = None) -> StepRecord:
+    def write(self, step: int, groups: Sequence[Group], advantages: LeafAdvantages | None = None) -> StepRecord:
         """Store one step's trees, all or nothing; what the step held before is replaced."""
         kept = self._sampled(step, groups)
         by_node = _by_node(advantages or {})
@@ -176,12 +176,12 @@ class TreeStore:
         return removed
 
 
-def mean_advantages(advantages: Advantages) -> dict[Node, float]:
+def mean_advantages(advantages: LeafAdvantages) -> dict[Node, float]:
     """The mean over leaves of each node's advantages: one number a node, for showing it."""
     return {node: math.fsum(per_leaf.values()) / len(per_leaf) for node, per_leaf in _by_node(advantages).items()}
 
 
-def _by_node(advantages: Advantages) -> dict[Node, dict[Node, float]]:
+def _by_node(advantages: LeafAdvantages) -> dict[Node, dict[Node, float]]:
     by_node: defaultdict[Node, dict[Node, float]] = defaultdict(dict)
     for (leaf, node), value in advantages.items():
         by_node[node][leaf] = float(value)

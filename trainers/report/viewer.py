@@ -1,0 +1,309 @@
+"""One rollout tree as a picture: a self-contained HTML page.
+
+The page loads nothing from anywhere. All text of models and passages is escaped; a content security policy that
+allows only the page's own script (by hash) stands behind that.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from statistics import fmean
+
+from turntree.trainers.store import LeafAdvantages, mean_advantages
+from turntree.trainers.tree import Group, Node, Tree
+
+__all__ = ["render_tree_html"]
+
+_LEVELS = 4
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+_THINK = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
+_TAG = re.compile(r"<(search|answer|python)>(.*?)(?:</\1>|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scales:
+    """What the colours and bars of a page are relative to."""
+
+    advantages: Mapping[Node, float]
+    per_leaf: Mapping[Node, tuple[float, ...]]
+    largest_advantage: float
+    largest_entropy: float
+
+
+def render_tree_html(
+    source: Tree | Group, *, advantages: LeafAdvantages | None = None, title: str = "Rollout tree"
+) -> str:
+    """The page of one tree, or of all trees of a prompt, as HTML text; write it as UTF-8.
+
+    Each turn is a card that opens: action, thought, observation, retrieved titles, entropy, advantage (the mean over
+    leaves, and its range), why it was grown. ``advantages``: per (leaf, node), see :mod:`turntree.trainers.store`.
+    The same tree gives the same text.
+    """
+    trees = list(source.trees) if isinstance(source, Group) else [source]
+    scales = _scales(trees, advantages or {})
+    style, script = _asset("viewer.css"), _asset("viewer.js")
+    body = "\n".join(_section(tree, scales, alone=len(trees) == 1) for tree in trees)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{_text(title)}</title>
+<style>{style}</style>
+</head>
+<body>
+{_header(trees, title, scales)}
+<main>
+{body}
+</main>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _asset(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _text(value: object) -> str:
+    """Escaped for any place between tags or in a quoted attribute; characters that HTML cannot hold are replaced."""
+    return escape(_CONTROL.sub("\ufffd", str(value)), quote=True)
+
+
+def _scales(trees: Iterable[Tree], advantages: LeafAdvantages) -> _Scales:
+    nodes = [node for tree in trees for node in tree.nodes()]
+    mean = mean_advantages(advantages)
+    per_leaf: dict[Node, tuple[float, ...]] = {}
+    for (_, node), value in advantages.items():
+        per_leaf[node] = (*per_leaf.get(node, ()), value)
+    finite = [abs(mean[n]) for n in nodes if n in mean and math.isfinite(mean[n])]
+    entropies = [n.entropy for n in nodes if math.isfinite(n.entropy)]
+    return _Scales(mean, per_leaf, max(finite, default=0.0), max(entropies, default=0.0))
+
+
+# Head of the page -----------------------------------------------------------------------------------------------------
+
+
+def _header(trees: list[Tree], title: str, scales: _Scales) -> str:
+    task = next((tree.task for tree in trees if tree.task is not None), None)
+    question = f'<p class="question" dir="auto">{_text(task.question)}</p>' if task else ""
+    accepted = task.golden_answers if task else ()
+    gold = "".join(f'<span class="gold" dir="auto">{_text(answer)}</span>' for answer in accepted)
+    answers = f'<p class="answers"><span class="key">accepted</span>{gold}</p>' if gold else ""
+    legend = _LEGEND if scales.advantages else ""
+    return f"""<header>
+<div class="top"><h1>{_text(title)}</h1><div class="buttons"><button id="open">Open all</button>\
+<button id="close">Close all</button></div></div>
+{question}{answers}
+<dl class="facts">{_facts(trees)}</dl>
+{legend}</header>"""
+
+
+_LEGEND = (
+    '<p class="legend"><span class="key">advantage</span><i class="n4"></i><i class="n3"></i><i class="n2"></i>'
+    '<i class="n1"></i><i class="z"></i><i class="p1"></i><i class="p2"></i><i class="p3"></i><i class="p4"></i>'
+    "<span>worse to better than its group</span></p>\n"
+)
+
+
+def _facts(trees: list[Tree]) -> str:
+    leaves = [leaf for tree in trees for leaf in tree.leaves()]
+    rewards = [leaf.reward for leaf in leaves if leaf.is_scored and leaf.reward is not None]
+    facts: list[tuple[str, str]] = [
+        ("trees", str(len(trees))),
+        ("leaves", str(len(leaves))),
+        ("turns", str(sum(len(tree.nodes()) - 1 for tree in trees))),
+        ("sampled tokens", f"{sum(tree.generated_tokens for tree in trees):,}"),
+        ("mean reward", _signed(fmean(rewards), plus="") if rewards else "none"),
+    ]
+    return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
+
+
+# The tree -------------------------------------------------------------------------------------------------------------
+
+
+def _section(tree: Tree, scales: _Scales, *, alone: bool) -> str:
+    heading = "" if alone else f"<h2>Tree {tree.index}</h2>"
+    return f'<section>{heading}<div class="scroll"><ul class="tree">{_branch(tree.root, scales)}</ul></div></section>'
+
+
+def _branch(root: Node, scales: _Scales) -> str:
+    """Nested lists, written without recursion: a chain may be longer than Python's stack."""
+    out: list[str] = []
+    stack: list[Node | str] = [root]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            out.append(item)
+            continue
+        out.append(f"<li>{_card(item, scales)}")
+        stack.append("</li>\n")
+        if item.children:
+            out.append("<ul>")
+            stack.append("</ul>")
+            stack.extend(reversed(item.children))
+    return "".join(out)
+
+
+def _card(node: Node, scales: _Scales) -> str:
+    if node.parent is None:
+        return (
+            '<details class="card root z"><summary><span class="row"><b>prompt</b></span>'
+            f'<span class="main" dir="auto">{_text(_excerpt(node.observation))}</span></summary>'
+            f'<div class="body">{_block("prompt", node.observation)}</div></details>'
+        )
+    kind, argument, thought = _read_turn(node)
+    classes = " ".join(["card", node.status, _level(node, scales), *(["pruned"] if node.pruned else [])])
+    head = (
+        f'<span class="row"><span class="path">{".".join(map(str, node.path))}</span>'
+        f'<span class="{"kind invalid" if kind == "invalid" else "kind"}">{_text(_KINDS.get(kind, kind))}</span>'
+        f"{_verdict(node)}</span>"
+    )
+    grown = "" if node.picked is None else f'<span class="grown">\u2442 grown from {_where(node.picked)}</span>'
+    line = f'<span class="main" dir="auto">{_text(_excerpt(argument or thought or node.text))}</span>'
+    return (
+        f'<details class="{classes}"><summary>{head}{grown}{line}{_titles(node)}'
+        f"{_measures(node, scales)}</summary>"
+        f'<div class="body">{_details(node, argument, thought, scales)}</div></details>'
+    )
+
+
+_KINDS = {"search": "search", "answer": "answer", "python": "python", "invalid": "no action", "": "turn"}
+
+
+def _read_turn(node: Node) -> tuple[str, str, str]:
+    """Kind of action, its argument and the thought before it, for showing only (training never reads text)."""
+    thought = _THINK.search(node.text)
+    rest = _THINK.sub("", node.text)
+    tag = _TAG.search(rest)
+    kind = node.action.partition("(")[0].strip()
+    if tag is None:
+        return kind, "", (thought[1] if thought else rest).strip()
+    before = thought[1] if thought else rest[: tag.start()]
+    return kind, tag[2].strip(), before.strip()
+
+
+def _where(node: Node) -> str:
+    return ".".join(map(str, node.path)) or "the prompt"
+
+
+def _excerpt(text: str, limit: int = 160) -> str:
+    """The start of a text with its line breaks flattened."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else f"{flat[:limit]}\u2026"
+
+
+def _level(node: Node, scales: _Scales) -> str:
+    """Colour class: ``p1`` to ``p4`` for positive advantages, ``n1`` to ``n4`` for negative ones, ``z`` for none."""
+    value = scales.advantages.get(node, 0.0)
+    if not math.isfinite(value) or value == 0.0 or scales.largest_advantage == 0.0:
+        return "z"
+    steps = max(1, math.ceil(_LEVELS * min(1.0, abs(value) / scales.largest_advantage)))
+    return f"{'p' if value > 0 else 'n'}{steps}"
+
+
+def _verdict(node: Node) -> str:
+    if node.status == "open":
+        return ""
+    if node.status == "failed":
+        return '<span class="verdict failed">failed</span>'
+    reward = "no reward" if node.reward is None else _signed(node.reward, plus="")
+    good = node.reward is not None and node.reward > 0
+    note = "truncated " if node.status == "truncated" else ""
+    return f'<span class="verdict {"good" if good else "bad"}">{note}{"\u2713" if good else "\u2717"} {reward}</span>'
+
+
+def _titles(node: Node) -> str:
+    titles = _retrieved(node)
+    return f'<span class="titles" dir="auto">{_text(" \u00b7 ".join(titles))}</span>' if titles else ""
+
+
+def _retrieved(node: Node) -> list[str]:
+    found = node.info.get("retrieved") or ()
+    return [str(p.get("title") or p.get("id") or "") for p in found if isinstance(p, Mapping)]
+
+
+def _measures(node: Node, scales: _Scales) -> str:
+    share = node.entropy / scales.largest_entropy if scales.largest_entropy > 0 else 0.0
+    share = min(1.0, max(0.0, share)) if math.isfinite(share) else 0.0
+    parts = [
+        f'<span title="mean negative log-prob of the turn, nats">H <i class="bar"><i style="width:{share:.0%}"></i></i> '
+        f"{_signed(node.entropy, plus='')}</span>"
+    ]
+    if node in scales.advantages:
+        mean = _signed(scales.advantages[node])
+        parts.append(f'<span class="adv" title="mean advantage over its leaves">A {mean}</span>')
+    parts.append(f'<span title="sampled tokens">{len(node.turn_ids)} tok</span>')
+    return f'<span class="measures">{"".join(parts)}</span>'
+
+
+# Inside an open card --------------------------------------------------------------------------------------------------
+
+
+def _details(node: Node, argument: str, thought: str, scales: _Scales) -> str:
+    whole = not (argument and thought)
+    blocks = [
+        _block("thought", thought),
+        _block("action", argument),
+        _block("turn", node.text) if whole else "",
+        _list("retrieved", _retrieved(node)),
+        _block("observation", node.observation),
+        _pairs(_why(node)),
+        _pairs(_numbers(node, scales)),
+    ]
+    return "".join(blocks)
+
+
+def _why(node: Node) -> list[tuple[str, str]]:
+    rows = [] if node.picked is None else [("picked", _where(node.picked))]
+    if node.score is not None:
+        rows.append(("score", _signed(node.score, plus="")))
+    if node.reason:
+        rows.append(("reason", node.reason))
+    return rows
+
+
+def _numbers(node: Node, scales: _Scales) -> list[tuple[str, str]]:
+    rows = [("status", node.status + (" (pruned)" if node.pruned else ""))]
+    values = scales.per_leaf.get(node, ())
+    if values:
+        spread = f" ({_signed(min(values))} to {_signed(max(values))})" if len(values) > 1 else ""
+        rows.append(("advantage", f"{_signed(scales.advantages[node])} over {len(values)} leaves{spread}"))
+    rows.append(("weights", f"version {node.version}"))
+    if not node.branchable:
+        rows.append(("branching", "not possible here"))
+    names = ("stop_reason", "invalid_reason", "em", "f1", "format_valid", "observation_truncated")
+    rows.extend((name.replace("_", " "), str(node.info[name])) for name in names if node.info.get(name) is not None)
+    return rows
+
+
+def _block(name: str, text: str) -> str:
+    return f'<h3>{_text(name)}</h3><pre dir="auto">{_text(text)}</pre>' if text.strip() else ""
+
+
+def _list(name: str, items: list[str]) -> str:
+    rows = "".join(f'<li dir="auto">{_text(item)}</li>' for item in items)
+    return f"<h3>{_text(name)}</h3><ol>{rows}</ol>" if items else ""
+
+
+def _pairs(rows: list[tuple[str, str]]) -> str:
+    cells = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in rows)
+    return f"<dl>{cells}</dl>" if rows else ""
+
+
+def _signed(value: float, *, plus: str = "+") -> str:
+    """Two decimals with a real minus sign; a sign for positive numbers too, unless ``plus`` is empty."""
+    text = f"{value:{plus}.2f}"
+    return f"{0.0:{plus}.2f}".replace("+", "") if float(text) == 0.0 else text.replace("-", "\u2212")
