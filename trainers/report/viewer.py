@@ -102,19 +102,21 @@ def _header(trees: list[Tree], title: str, scales: _Scales) -> str:
     accepted = task.golden_answers if task else ()
     gold = "".join(f'<span class="gold" dir="auto">{_text(answer)}</span>' for answer in accepted)
     answers = f'<p class="answers"><span class="key">accepted</span>{gold}</p>' if gold else ""
-    legend = _LEGEND if scales.advantages else ""
+    legend = _LEGEND + (_COLOURS if scales.advantages else "")
     return f"""<header>
 <div class="top"><h1>{_text(title)}</h1><div class="buttons"><button id="open">Open all</button>\
 <button id="close">Close all</button></div></div>
 {question}{answers}
 <dl class="facts">{_facts(trees)}</dl>
-{legend}</header>"""
+<p class="legend">{legend}</p>
+</header>"""
 
 
-_LEGEND = (
-    '<p class="legend"><span class="key">advantage</span><i class="n4"></i><i class="n3"></i><i class="n2"></i>'
-    '<i class="n1"></i><i class="z"></i><i class="p1"></i><i class="p2"></i><i class="p3"></i><i class="p4"></i>'
-    "<span>worse to better than its group</span></p>\n"
+_LEGEND = '<span class="key">H</span><span>mean \u2212log p of the sampled tokens, nats</span>'
+_COLOURS = (
+    '<span class="key">A</span><span>advantage, worse</span><span class="ramp"><i class="n4"></i><i class="n3"></i>'
+    '<i class="n2"></i><i class="n1"></i><i class="z"></i><i class="p1"></i><i class="p2"></i><i class="p3"></i>'
+    '<i class="p4"></i></span><span>better</span>'
 )
 
 
@@ -171,13 +173,18 @@ def _card(node: Node, scales: _Scales) -> str:
         f'<span class="{"kind invalid" if kind == "invalid" else "kind"}">{_text(_KINDS.get(kind, kind))}</span>'
         f"{_verdict(node)}</span>"
     )
-    grown = "" if node.picked is None else f'<span class="grown">\u2442 grown from {_where(node.picked)}</span>'
+    grown = f'<span class="grown">{_text(_grown(node))}</span>' if node.picked is not None else ""
     line = f'<span class="main" dir="auto">{_text(_excerpt(argument or thought or node.text))}</span>'
     return (
         f'<details class="{classes}"><summary>{head}{grown}{line}{_titles(node)}'
         f"{_measures(node, scales)}</summary>"
         f'<div class="body">{_details(node, argument, thought, scales)}</div></details>'
     )
+
+
+def _grown(node: Node) -> str:
+    score = "" if node.score is None else f", score {_signed(node.score, plus='')}"
+    return f"\u21b3 grown from {_where(node.picked)}{score}"
 
 
 _KINDS = {"search": "search", "answer": "answer", "python": "python", "invalid": "no action", "": "turn"}
@@ -195,8 +202,8 @@ def _read_turn(node: Node) -> tuple[str, str, str]:
     return kind, tag[2].strip(), before.strip()
 
 
-def _where(node: Node) -> str:
-    return ".".join(map(str, node.path)) or "the prompt"
+def _where(node: Node | None) -> str:
+    return ".".join(map(str, node.path)) or "the prompt" if node is not None else ""
 
 
 def _excerpt(text: str, limit: int = 160) -> str:
@@ -222,12 +229,13 @@ def _verdict(node: Node) -> str:
     reward = "no reward" if node.reward is None else _signed(node.reward, plus="")
     good = node.reward is not None and node.reward > 0
     note = "truncated " if node.status == "truncated" else ""
-    return f'<span class="verdict {"good" if good else "bad"}">{note}{"\u2713" if good else "\u2717"} {reward}</span>'
+    colour, mark = ("good", "\u2713") if good else ("bad", "\u2717")
+    return f'<span class="verdict {colour}">{note}{mark} {reward}</span>'
 
 
 def _titles(node: Node) -> str:
-    titles = _retrieved(node)
-    return f'<span class="titles" dir="auto">{_text(" \u00b7 ".join(titles))}</span>' if titles else ""
+    titles = " \u00b7 ".join(_retrieved(node))
+    return f'<span class="titles" dir="auto">{_text(titles)}</span>' if titles else ""
 
 
 def _retrieved(node: Node) -> list[str]:
@@ -238,10 +246,9 @@ def _retrieved(node: Node) -> list[str]:
 def _measures(node: Node, scales: _Scales) -> str:
     share = node.entropy / scales.largest_entropy if scales.largest_entropy > 0 else 0.0
     share = min(1.0, max(0.0, share)) if math.isfinite(share) else 0.0
-    parts = [
-        f'<span title="mean negative log-prob of the turn, nats">H <i class="bar"><i style="width:{share:.0%}"></i></i> '
-        f"{_signed(node.entropy, plus='')}</span>"
-    ]
+    bar = f'<i class="bar"><i style="width:{share:.0%}"></i></i>'
+    entropy = _signed(node.entropy, plus="")
+    parts = [f'<span title="mean negative log-prob of the turn, nats">H {bar} {entropy}</span>']
     if node in scales.advantages:
         mean = _signed(scales.advantages[node])
         parts.append(f'<span class="adv" title="mean advantage over its leaves">A {mean}</span>')
@@ -280,7 +287,8 @@ def _numbers(node: Node, scales: _Scales) -> list[tuple[str, str]]:
     values = scales.per_leaf.get(node, ())
     if values:
         spread = f" ({_signed(min(values))} to {_signed(max(values))})" if len(values) > 1 else ""
-        rows.append(("advantage", f"{_signed(scales.advantages[node])} over {len(values)} leaves{spread}"))
+        leaves = "1 leaf" if len(values) == 1 else f"{len(values)} leaves"
+        rows.append(("advantage", f"{_signed(scales.advantages[node])} over {leaves}{spread}"))
     rows.append(("weights", f"version {node.version}"))
     if not node.branchable:
         rows.append(("branching", "not possible here"))
