@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from turntree.errors import ConfigError
-from turntree.trainers.packing import Pack, row_tokens
+from turntree.trainers.packing import Pack, column, row_tokens, table
 from turntree.trainers.tree_attention import packed_attention, plan_attention
 
 __all__ = ["PackedOutput", "check_packed", "packed_logprobs", "row_logprobs", "score_packs"]
@@ -38,13 +38,12 @@ def packed_logprobs(
     projection runs only where a sampled token is predicted (from its predecessor on its path), ``chunk`` positions at
     a time, the soft-max in float32. Raises ``ConfigError`` for a model that cannot run on packed trees.
     """
-    tokens = pack["tokens"]
     device = next(model.parameters()).device
-    target = torch.nonzero(tokens["loss_mask"]).flatten()
-    hidden = _hidden(model, pack, device)[tokens["predecessor"][target].to(device)]
-    values, entropies = _head(model, hidden, tokens["ids"][target].to(device), temperature, entropy, chunk)
-    zeros = torch.zeros(len(tokens), device=device)
-    target = target.to(device)
+    ids, predecessor = column(pack, "tokens", "ids").to(device), column(pack, "tokens", "predecessor").to(device)
+    target = torch.nonzero(column(pack, "tokens", "loss_mask").to(device)).flatten()
+    hidden = _hidden(model, pack, device)[predecessor[target]]
+    values, entropies = _head(model, hidden, ids[target], temperature, entropy, chunk)
+    zeros = torch.zeros(len(ids), device=device)
     return PackedOutput(
         logp=zeros.index_copy(0, target, values),
         entropy=zeros.index_copy(0, target, entropies) if entropies is not None else None,
@@ -53,12 +52,11 @@ def packed_logprobs(
 
 def _hidden(model: nn.Module, pack: Pack, device: torch.device) -> Tensor:
     """Last hidden states [N, D] of the network's body over the packed tokens."""
-    tokens = pack["tokens"]
-    plan = plan_attention(tokens["subtree_end"].to(device), tokens["predecessor"].to(device))
+    plan = plan_attention(column(pack, "tokens", "subtree_end").to(device), column(pack, "tokens", "predecessor"))
     with packed_attention(model):
         output = cast("Any", model).get_decoder()(
-            input_ids=tokens["ids"].to(device)[None],
-            position_ids=tokens["position"].to(device)[None],
+            input_ids=column(pack, "tokens", "ids").to(device)[None],
+            position_ids=column(pack, "tokens", "position").to(device)[None],
             use_cache=False,
             tree_plan=plan,
         )
@@ -72,7 +70,7 @@ def _head(
     head = _output_layer(model)
     scale = 1.0 / temperature if temperature > 0 else 1.0
     parts: list[tuple[Tensor, Tensor]] = []
-    for h, i in zip(hidden.split(chunk), ids.split(chunk)):
+    for h, i in zip(torch.split(hidden, chunk), torch.split(ids, chunk)):
         if torch.is_grad_enabled() and len(ids) > chunk:
             parts.append(cast("Any", checkpoint(_read, head, h, i, scale, entropy, use_reentrant=False)))
         else:
@@ -105,13 +103,12 @@ def row_logprobs(model: nn.Module, pack: Pack, *, temperature: float = 1.0) -> l
 
     Slow, and independent of packed attention: what :func:`check_packed` and tests compare with.
     """
-    tokens = pack["tokens"]
     device = next(model.parameters()).device
     scale = 1.0 / temperature if temperature > 0 else 1.0
     out: list[Tensor] = []
     for path in row_tokens(pack):
-        ids = tokens["ids"][path].to(device)
-        mask = tokens["loss_mask"][path][1:].to(device)
+        ids = column(pack, "tokens", "ids")[path].to(device)
+        mask = column(pack, "tokens", "loss_mask")[path][1:].to(device)
         logits = cast("Any", model)(input_ids=ids[None], use_cache=False).logits[0, :-1].float() * scale
         logp = torch.log_softmax(logits, dim=-1).gather(1, ids[1:, None])[:, 0]
         out.append(logp[mask])
@@ -127,10 +124,10 @@ def check_packed(model: nn.Module, pack: Pack, *, temperature: float = 1.0, tole
     with torch.no_grad(), _evaluating(model):
         packed = packed_logprobs(model, pack, temperature=temperature).logp
         rows = row_logprobs(model, pack, temperature=temperature)
-    occurrences = pack["occurrences"]
-    if not len(occurrences):
+    token = column(pack, "occurrences", "token").to(packed.device)
+    if not len(token):
         return 0.0
-    difference = (packed[occurrences["token"].to(packed.device)] - torch.cat(rows)).abs()
+    difference = (packed[token] - torch.cat(rows)).abs()
     half = next(model.parameters()).dtype in (torch.float16, torch.bfloat16)
     limit = tolerance if tolerance is not None else (0.05 if half else 1e-3)
     found = float(difference.mean() if half else difference.max())
@@ -154,7 +151,7 @@ def score_packs(
     with torch.no_grad(), _evaluating(model):
         for pack in packs:
             output = packed_logprobs(model, pack, temperature=temperature, chunk=chunk)
-            pack["tokens", key] = output.logp.to(pack["tokens", "ids"].device)
+            table(pack, "tokens").set(key, output.logp.to(column(pack, "tokens", "ids").device))
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from turntree.errors import ConfigError
+from turntree.trainers.packing import Pack, column, table
 
 __all__ = [
     "Aggregation",
@@ -107,10 +108,12 @@ class Denominators:
     width: float
 
     @classmethod
-    def of(cls, packs: Iterable[TensorDict], *, width: float | None = None) -> Denominators:
+    def of(cls, packs: Iterable[Pack], *, width: float | None = None) -> Denominators:
         """Over all packs of a mini-batch."""
         parts = [
-            cls.of_occurrences(p["occurrences", "weight"], p["occurrences", "leaf"], n_leaves=len(p["rows"]))
+            cls.of_occurrences(
+                column(p, "occurrences", "weight"), column(p, "occurrences", "leaf"), n_leaves=len(table(p, "rows"))
+            )
             for p in packs
         ]
         longest = max((p.width for p in parts), default=0.0)
@@ -125,18 +128,18 @@ class Denominators:
         longest = float(counts.max()) if n_leaves else 0.0
         return cls(float(sums.sum()), float((sums > 0).sum()), longest)
 
-    def write(self, pack: TensorDict) -> None:
+    def write(self, pack: Pack) -> None:
         """Store in a pack under ``denominators``, where the objective looks for them."""
         values = {f.name: torch.tensor(getattr(self, f.name), dtype=torch.float64) for f in fields(self)}
-        pack["denominators"] = TensorDict(values, batch_size=[])
+        pack.set("denominators", TensorDict(values, batch_size=[]))
 
     @classmethod
-    def read(cls, pack: TensorDict) -> Denominators:
+    def read(cls, pack: Pack) -> Denominators:
         """The inverse of :meth:`write`; without stored ones, those of this pack alone."""
-        stored = pack.get("denominators", None)
+        stored = cast("TensorDict | None", pack.get("denominators", None))
         if stored is None:
             return cls.of([pack])
-        return cls(**{f.name: float(stored[f.name]) for f in fields(cls)})
+        return cls(**{f.name: float(cast("Tensor", stored.get(f.name))) for f in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from turntree.trainers.losses import (
     policy_loss,
     ratio_moments,
 )
-from turntree.trainers.packing import Pack
+from turntree.trainers.packing import Pack, table
 
 __all__ = [
     "LossFunction",
@@ -68,7 +68,7 @@ class ObjectiveArgs(TypedDict, total=False):
     temperature: float
 
 
-class PolicyObjective(LossModule):
+class PolicyObjective(LossModule):  # type: ignore[misc]
     """Policy loss, KL to a reference and entropy bonus of one pack.
 
     Args:
@@ -130,7 +130,7 @@ class PolicyObjective(LossModule):
         self._check()
 
     @property
-    def functional(self) -> bool:
+    def functional(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         return False
 
     def _check(self) -> None:
@@ -207,28 +207,29 @@ def gather_occurrences(
     pack: Pack, logp: Tensor, *, entropy: Tensor | None = None, importance_cap: float | None = None
 ) -> Occurrences:
     """The occurrences of a pack on ``logp``'s device, with per-token columns [N] gathered to [O]."""
-    tokens, table = pack["tokens"], pack["occurrences"].to(logp.device)
-    token = table["token"]
+    tokens, rows = table(pack, "tokens"), table(pack, "occurrences").to(logp.device)
+    columns = {str(name): cast("Tensor", value) for name, value in rows.items()}
+    token, turn = columns["token"], columns["turn"]
 
-    def column(name: str) -> Tensor | None:
-        values = tokens.get(name, None)
-        return None if values is None else cast("Tensor", values.to(logp.device)[token])
+    def gathered(name: str) -> Tensor | None:
+        values = cast("Tensor | None", tokens.get(name, None))
+        return None if values is None else values.to(logp.device)[token]
 
     current = logp[token]
-    old = column("old_logp")
+    old = gathered("old_logp")
     old = current.detach() if old is None else old
-    sampler = cast("Tensor", column("sampler_logp"))
+    sampler = cast("Tensor", gathered("sampler_logp"))
     importance = None if importance_cap is None else (old - sampler).exp().clamp(max=importance_cap)
     return Occurrences(
         logp=current,
         old_logp=old,
-        advantage=table["advantage"],
-        weight=table["weight"],
-        leaf=table["leaf"],
-        turn=table["turn"],
-        n_leaves=len(pack["rows"]),
-        n_turns=int(table["turn"][-1]) + 1 if len(table) else 0,
-        ref_logp=column("ref_logp"),
+        advantage=columns["advantage"],
+        weight=columns["weight"],
+        leaf=columns["leaf"],
+        turn=turn,
+        n_leaves=len(table(pack, "rows")),
+        n_turns=int(turn[-1]) + 1 if len(turn) else 0,
+        ref_logp=gathered("ref_logp"),
         sampler_logp=sampler,
         entropy=None if entropy is None else entropy[token],
         importance=importance,

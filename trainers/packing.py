@@ -23,9 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 
@@ -35,12 +36,22 @@ from turntree.trainers.tree import Group, Node
 if TYPE_CHECKING:
     from turntree.trainers.credit import Advantages
 
-__all__ = ["Pack", "SharedTurns", "pack_groups", "row_tokens", "write_advantages"]
+__all__ = ["Pack", "SharedTurns", "column", "pack_groups", "row_tokens", "table", "write_advantages"]
 
 Pack: TypeAlias = TensorDict
 
 SharedTurns = Literal["per_leaf", "once"]
 """Weight of a turn that several leaves share: 1 in each of them, or 1 / (number of its scored leaves)."""
+
+
+def table(pack: Pack, name: Literal["tokens", "occurrences", "rows"]) -> TensorDict:
+    """One of a pack's tables."""
+    return cast("TensorDict", pack.get(name))
+
+
+def column(pack: Pack, name: Literal["tokens", "occurrences", "rows"], key: str) -> torch.Tensor:
+    """One column of a pack's table; ``KeyError`` if it is absent (or not written yet)."""
+    return cast("torch.Tensor", pack.get((name, key)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +222,7 @@ def _check_lengths(node: Node, name: str) -> None:
 
 
 def _build(parts: Sequence[_Part], sharing: dict[int, int] | None) -> Pack:
-    table = _Table()
+    tokens = _Table()
     token: list[int] = []
     leaf_of: list[int] = []
     turn: list[int] = []
@@ -219,7 +230,7 @@ def _build(parts: Sequence[_Part], sharing: dict[int, int] | None) -> Pack:
     weight: list[float] = []
     rows: list[tuple[int, int, int, int]] = []
     segments = 0
-    for leaf, spans in _layout(parts, table):
+    for leaf, spans in _layout(parts, tokens):
         for depth, (node, span) in enumerate(zip(leaf.path, spans)):
             count = span.turn_end - span.start
             if not count:
@@ -239,7 +250,7 @@ def _build(parts: Sequence[_Part], sharing: dict[int, int] | None) -> Pack:
     row_columns = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), 4).unbind(1)
     return TensorDict(
         {
-            "tokens": table.tensors(),
+            "tokens": tokens.tensors(),
             "occurrences": TensorDict(columns, batch_size=[len(token)]),
             "rows": TensorDict(dict(zip(("group", "leaf", "tree", "end"), row_columns)), batch_size=[len(rows)]),
         },
@@ -247,24 +258,24 @@ def _build(parts: Sequence[_Part], sharing: dict[int, int] | None) -> Pack:
     )
 
 
-def _layout(parts: Sequence[_Part], table: _Table) -> Iterator[tuple[_Leaf, list[_Span]]]:
+def _layout(parts: Sequence[_Part], tokens: _Table) -> Iterator[tuple[_Leaf, list[_Span]]]:
     """Append the parts' nodes depth first; yields each leaf with the spans of the nodes on its path."""
     for part in parts:
         path: tuple[Node, ...] = ()
         spans: list[_Span] = []
         for leaf in part.leaves:
             keep = _common(path, leaf.path)
-            _close(table, path, spans, keep)
+            _close(tokens, path, spans, keep)
             for node in leaf.path[keep:]:
-                spans.append(table.open(node, spans[-1] if spans else None, leaf.name))
+                spans.append(tokens.open(node, spans[-1] if spans else None, leaf.name))
             path = leaf.path
             yield leaf, spans
-        _close(table, path, spans, 0)
+        _close(tokens, path, spans, 0)
 
 
-def _close(table: _Table, path: Sequence[Node], spans: list[_Span], keep: int) -> None:
+def _close(tokens: _Table, path: Sequence[Node], spans: list[_Span], keep: int) -> None:
     while len(spans) > keep:
-        table.close(spans[-1], path[len(spans) - 1])
+        tokens.close(spans[-1], path[len(spans) - 1])
         spans.pop()
 
 
@@ -275,20 +286,19 @@ def write_advantages(packs: Sequence[Pack], advantages: Advantages) -> None:
     (``per="turn"``) or one per sampled token (``per="token"``). Raises ``DataError`` naming the row otherwise.
     """
     for pack in packs:
-        occurrences, rows = pack["occurrences"], pack["rows"]
-        starts = np.searchsorted(occurrences["leaf"].numpy(), np.arange(len(rows) + 1))
-        turn_index = occurrences["turn_index"].numpy()
+        turn_index = column(pack, "occurrences", "turn_index").numpy()
+        groups, leaves = column(pack, "rows", "group").tolist(), column(pack, "rows", "leaf").tolist()
+        starts = np.searchsorted(column(pack, "occurrences", "leaf").numpy(), np.arange(len(groups) + 1)).tolist()
         out = np.zeros(len(turn_index))
-        for r, (group, leaf) in enumerate(zip(rows["group"].tolist(), rows["leaf"].tolist())):
+        for group, leaf, start, stop in zip(groups, leaves, starts, starts[1:]):
             values = _row_values(advantages, group, leaf)
-            span = slice(starts[r], starts[r + 1])
-            picked = turn_index[span] if advantages.per == "turn" else np.arange(starts[r + 1] - starts[r])
+            picked = turn_index[start:stop] if advantages.per == "turn" else np.arange(stop - start)
             _check_row(values, picked, advantages.per, f"group {group}, scored leaf {leaf}")
-            out[span] = values[picked]
-        occurrences["advantage"] = torch.from_numpy(out).to(torch.float32)
+            out[start:stop] = values[picked]
+        table(pack, "occurrences").set("advantage", torch.from_numpy(out).to(torch.float32))
 
 
-def _row_values(advantages: Advantages, group: int, leaf: int) -> np.ndarray:
+def _row_values(advantages: Advantages, group: int, leaf: int) -> npt.NDArray[np.float64]:
     try:
         return np.asarray(advantages.values[group][leaf], dtype=np.float64)
     except (IndexError, KeyError):
@@ -298,7 +308,7 @@ def _row_values(advantages: Advantages, group: int, leaf: int) -> np.ndarray:
         ) from None
 
 
-def _check_row(values: np.ndarray, picked: np.ndarray, per: str, name: str) -> None:
+def _check_row(values: npt.NDArray[np.float64], picked: npt.NDArray[np.int64], per: str, name: str) -> None:
     needed = int(picked.max()) + 1 if picked.size else 0
     if len(values) < needed or (per == "token" and len(values) != needed):
         raise DataError(f"{name}: expected at least {needed} advantages (one a {per}), found {len(values)}")
@@ -308,9 +318,9 @@ def _check_row(values: np.ndarray, picked: np.ndarray, per: str, name: str) -> N
 
 def row_tokens(pack: Pack) -> list[torch.Tensor]:
     """For each row, the token indices of its trajectory from the first token to the last, int64."""
-    predecessor = pack["tokens", "predecessor"].tolist()
+    predecessor = column(pack, "tokens", "predecessor").tolist()
     out: list[torch.Tensor] = []
-    for end in pack["rows", "end"].tolist():
+    for end in column(pack, "rows", "end").tolist():
         indices: list[int] = []
         while end >= 0:
             indices.append(end)
