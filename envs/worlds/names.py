@@ -1,0 +1,82 @@
+"""Names of two made-up words, partitioned so that worlds of different splits can never share one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from turntree.envs.worlds.stream import Stream
+from turntree.errors import ConfigError
+
+__all__ = ["LONG", "SHORT", "SPLIT_CLASSES", "NameInventory", "Split", "draw_pairs"]
+
+Split = Literal["train", "dev", "test"]
+
+_CLASSES = 5
+# A name is a pair (i, j) of word numbers; (i + j) mod 5 decides the split it belongs to, whatever the seed.
+SPLIT_CLASSES: dict[str, tuple[int, ...]] = {"train": (0, 1, 2), "dev": (3,), "test": (4,)}
+
+
+@dataclass(frozen=True, slots=True)
+class NameInventory:
+    """Syllables of names. A word is a start, a middle (may be empty) and an end; the pieces are those of ``syllables``.
+
+    Words whose piece numbers add up to an even number are first words, the others second words, so that no two
+    names hold the same words in another order.
+    """
+
+    starts: tuple[str, ...]
+    middles: tuple[str, ...]
+    ends: tuple[str, ...]
+
+    @property
+    def syllables(self) -> tuple[str, ...]:
+        return tuple(s for s in (*self.starts, *self.middles, *self.ends) if s)
+
+    def words(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """All first words and all second words."""
+        sides: tuple[list[str], list[str]] = ([], [])
+        for i, start in enumerate(self.starts):
+            for j, middle in enumerate(self.middles):
+                for k, end in enumerate(self.ends):
+                    sides[(i + j + k) % 2].append(start + middle + end)
+        return tuple(sides[0]), tuple(sides[1])
+
+
+# Every syllable has two letters, so a name splits into known pieces in one way only. Starts and ends use different
+# vowels: they stay different when a tokenizer lower-cases.
+SHORT = NameInventory(
+    starts=tuple("Ba Da Fa Ga Ka La Ma Na Pa Ra Sa Ta Va Za Ke Le Ne Re Te Ve".split()),  # noqa: SIM905
+    middles=("",),
+    ends=tuple("bi di gi ki li mi ni pi ri si bo ko lo mo ro bu du ku lu nu".split()),  # noqa: SIM905
+)
+LONG = NameInventory(
+    starts=tuple(
+        "Bal Bren Cor Dal Del Dor Fal Fen Gar Gil Hal Har Jor Kal Kel Lor Mar Mel Mor Nal Nor Or Pel Quin Ral Ros Sel "  # noqa: SIM905
+        "Tal Tor Val Vor Wil Yar Zel".split()
+    ),
+    middles=("a", "e", "i", "o", "an", "en", "in", "on", "ar", "el"),
+    ends=tuple("bek dra dorn gan kas len mir nath rick ska thas ton vald via wen zur".split()),  # noqa: SIM905
+)
+
+
+def draw_pairs(inventory: NameInventory, n: int, *, split: Split, stream: Stream) -> list[tuple[str, str]]:
+    """``n`` different (first word, second word) pairs of the split.
+
+    They come from about ``4 sqrt(n)`` words a side, so that many names share a first or a second word.
+    Raises :class:`ConfigError` when the inventory is too small for ``n``.
+    """
+    firsts, seconds = inventory.words()
+    pool = max(16, math.isqrt(16 * n))
+    if pool > min(len(firsts), len(seconds)):
+        most = min(len(firsts), len(seconds)) ** 2 // 16
+        raise ConfigError(f"expected at most {most} entities for these names, found {n}; use profile 'standard'")
+    rows = stream.sample(range(len(firsts)), pool)
+    columns = stream.sample(range(len(seconds)), pool)
+    pairs: dict[tuple[int, int], None] = {}
+    while len(pairs) < n:
+        i, j = stream.pick(rows), stream.pick(columns)
+        if (i + j) % _CLASSES in SPLIT_CLASSES[split]:
+            pairs[i, j] = None
+    return [(firsts[i], seconds[j]) for i, j in pairs]

@@ -1,0 +1,167 @@
+"""How a world is written down: names, passages and questions, in a closed short style and in plain prose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from turntree.envs.worlds.facts import Entity, Facts
+from turntree.envs.worlds.names import LONG, SHORT, NameInventory
+from turntree.envs.worlds.schema import RELATIONS, SHARES, YEARS, Relation, relation
+from turntree.envs.worlds.stream import Stream
+
+__all__ = ["STYLES", "Frames", "Style", "StyleName", "Templates", "lexicon"]
+
+StyleName = Literal["short", "prose"]
+Templates = Literal["train", "test"]
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Question templates of one split. ``{np}`` is what is asked for, ``{r}`` a relation, ``{a}`` and ``{b}`` sides."""
+
+    who: tuple[str, ...]
+    what: tuple[str, ...]
+    yes_no: tuple[str, ...]
+    comparison: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """One way to write.
+
+    ``names`` and ``aliases`` are templates by entity type over the name's words ``{f}`` and ``{s}``. ``shared_names``
+    is the percentage of entities that take another entity's two words under another type: near-duplicate titles.
+    """
+
+    inventory: NameInventory
+    names: dict[str, str]
+    aliases: dict[str, str]
+    shared_names: int
+    opening: str
+    fact: str
+    former: str
+    mention: str
+    year: str
+    frames: dict[Templates, Frames]
+    prose: bool
+
+    def passage(self, entity: Entity, facts: Facts, stream: Stream) -> str:
+        """The text about one entity: its relations and its decoy in random order."""
+        entities, objects = facts.entities, facts.objects[entity.index]
+        sentences = [self._fact(entity, relation(w), entities[i].name, stream) for w, i in objects.items()]
+        if former := facts.former[entity.index]:
+            sentences.append(self.former.format(s=entity.name, r=former[0], o=entities[former[1]].name))
+        sentences += [self.mention.format(s=entity.name, o=entities[i].name) for i in facts.mentions[entity.index]]
+        if self.year:
+            sentences.append(self.year.format(s=entity.name, r=YEARS[entity.kind], o=entity.year))
+        stream.shuffle(sentences)
+        return " ".join([self._opening(entity), *sentences])
+
+    def _opening(self, entity: Entity) -> str:
+        also = f", also known as {entity.aliases[0]}," if self.prose and entity.aliases else ""
+        return self.opening.format(s=entity.name, also=also, k=entity.kind)
+
+    def _fact(self, entity: Entity, stated: Relation, name: str, stream: Stream) -> str:
+        template = stated.sentence if self.prose and stream.chance(50) else self.fact
+        return template.format(s=entity.name, r=stated.word, o=name)
+
+    def noun_phrase(self, word: str, inner: str, *, templates: Templates) -> str:
+        """What is asked for: ``the mayor of X``; test questions in prose use the held-out paraphrase."""
+        if self.prose and templates == "test":
+            return relation(word).paraphrase.format(x=inner)
+        return f"the {word} of {inner}"
+
+
+_SHORT_FRAMES: dict[Templates, Frames] = {
+    "train": Frames(
+        who=("Who is {np} ?", "What is the name of {np} ?", "Tell me who is {np} .", "I want to find {np} ."),
+        what=("What is {np} ?", "Can you find {np} ?", "Tell me what is {np} .", "I want to know {np} ."),
+        yes_no=("Do {a} and {b} have the same {r} ?", "Is the {r} of {a} also the {r} of {b} ?"),
+        comparison=("Which has the earlier {r} , {a} or {b} ?",),
+    ),
+    "test": Frames(
+        who=("Tell me {np} .", "Can you tell me who is {np} ?"),
+        what=("Tell me {np} .", "I want to know what is {np} ."),
+        yes_no=("Is the {r} of {a} and {b} the same ?",),
+        comparison=("Tell me which has the earlier {r} , {a} or {b} .",),
+    ),
+}
+
+_PROSE_FRAMES: dict[Templates, Frames] = {
+    "train": Frames(
+        who=("Who is {np}?", "What is the name of {np}?", "Find out who {np} is."),
+        what=("What is {np}?", "What is the name of {np}?", "Find out what {np} is called."),
+        yes_no=("Do {a} and {b} have the same {r}?", "Is the {r} of {a} also the {r} of {b}?"),
+        comparison=("Which has the earlier {r}, {a} or {b}?", "Of {a} and {b}, which has the earlier {r}?"),
+    ),
+    "test": Frames(
+        who=("Please identify {np}.", "Could you say who {np} might be?"),
+        what=("Please identify {np}.", "Which name does one give to {np}?"),
+        yes_no=("Is it true that {a} shares its {r} with {b}?", "Does one {r} belong to both {a} and {b}?"),
+        comparison=("Compare {a} with {b}: whose {r} comes first?",),
+    ),
+}
+
+STYLES: dict[StyleName, Style] = {
+    "short": Style(
+        inventory=SHORT,
+        names=dict.fromkeys(SHARES, "{f} {s}"),
+        aliases={kind: f"{kind} {{f}} {{s}}" for kind in SHARES},
+        shared_names=0,
+        opening="{s} is a {k} .",
+        fact="The {r} is {o} .",
+        former="The former {r} is {o} .",
+        mention="It is often seen with {o} .",
+        year="",
+        frames=_SHORT_FRAMES,
+        prose=False,
+    ),
+    "prose": Style(
+        inventory=LONG,
+        names={
+            "person": "{f} {s}",
+            "city": "{f} {s} City",
+            "company": "{f} {s} Industries",
+            "film": "The {f} {s} Affair",
+            "book": "A Letter to {f} {s}",
+            "school": "{f} {s} Academy",
+            "team": "{f} {s} Rovers",
+            "country": "{f} {s} Republic",
+        },
+        aliases={
+            "person": "Sir {f} {s}",
+            "city": "City of {f} {s}",
+            "company": "{f} {s} Group",
+            "film": "The Affair of {f} {s}",
+            "book": "To {f} {s} with Love",
+            "school": "{f} {s} School",
+            "team": "{f} {s} Club",
+            "country": "Republic of {f} {s}",
+        },
+        shared_names=5,
+        opening="{s}{also} is a {k}.",
+        fact="The {r} of {s} is {o}.",
+        former="Its former {r} was {o}.",
+        mention="It is often named together with {o}.",
+        year="Its {r} is {o}.",
+        frames=_PROSE_FRAMES,
+        prose=True,
+    ),
+}
+
+# Words that agents need beside those of the texts: to plan, and to answer.
+_AGENT_WORDS = ("yes", "no", "find", "answer", "different", "next", "so")
+
+
+def lexicon() -> tuple[list[str], list[str]]:
+    """Every word and every name syllable that a world of the short style can contain, both sorted.
+
+    A text of such a world splits at blanks into these words and into names, whose words are two syllables each.
+    """
+    style = STYLES["short"]
+    frames = [t for f in style.frames.values() for t in (*f.who, *f.what, *f.yes_no)]
+    texts = [*frames, style.opening, style.fact, style.former, style.mention, "the of"]
+    words = {w for text in texts for w in text.split() if "{" not in w}
+    words.update(_AGENT_WORDS, SHARES, (r.word for r in RELATIONS))
+    return sorted(words), sorted(style.inventory.syllables)

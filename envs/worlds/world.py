@@ -1,0 +1,239 @@
+"""Fictional multi-hop worlds: the same arguments give the same bytes on every machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import get_args
+
+from turntree.envs.datasets import load_questions, save_questions
+from turntree.envs.task import FrozenDict, Question, thaw
+from turntree.envs.worlds.facts import Entity, Facts, apportion, make_facts
+from turntree.envs.worlds.names import Split, draw_pairs
+from turntree.envs.worlds.questions import Form, Kind, draw_forms, evaluate, steps_of, word
+from turntree.envs.worlds.schema import SHARES
+from turntree.envs.worlds.stream import Stream
+from turntree.envs.worlds.styles import STYLES, Style, StyleName, Templates
+from turntree.errors import ConfigError, DataError
+from turntree.search_backend.corpus import load_corpus, save_corpus
+from turntree.search_backend.passage import Passage
+
+__all__ = ["PROFILES", "World", "WorldConfig", "generate_world", "load_world"]
+
+_FORMAT = 1
+_FEWEST_ENTITIES = 60
+_FIRST_YEAR, _YEARS = 1820, 200
+
+
+@dataclass(frozen=True, slots=True)
+class WorldConfig:
+    """Size and kind of a world.
+
+    ``mix`` rows are (kind, hops, weight): ``hops`` counts gold steps, weights are relative. ``lectures`` is the
+    percentage of entities that get a second passage, which names them in its title but states none of their relations.
+    """
+
+    profile: str
+    style: StyleName
+    entities: int
+    questions: int
+    mix: tuple[tuple[Kind, int, int], ...]
+    lectures: int = 0
+
+    def __post_init__(self) -> None:
+        if self.entities < _FEWEST_ENTITIES:
+            raise ConfigError(f"expected at least {_FEWEST_ENTITIES} entities, found {self.entities}")
+        if self.questions < 0 or not self.mix or any(w < 0 for *_, w in self.mix) or not any(w for *_, w in self.mix):
+            raise ConfigError(f"expected questions >= 0 and positive weights, found {self.questions} and {self.mix}")
+        if any(hops < 1 for _, hops, _ in self.mix):
+            raise ConfigError(f"expected at least one hop, found {self.mix}")
+        if self.style == "short" and any(kind == "comparison" for kind, *_ in self.mix):
+            raise ConfigError("the short style states no dates to compare; use style 'prose' for comparison questions")
+
+
+PROFILES = {
+    "quickstart": WorldConfig(
+        profile="quickstart",
+        style="short",
+        entities=180,
+        questions=2000,
+        mix=(("chain", 1, 15), ("chain", 2, 50), ("chain", 3, 20), ("yes_no", 2, 15)),
+    ),
+    "standard": WorldConfig(
+        profile="standard",
+        style="prose",
+        entities=3000,
+        questions=1000,
+        mix=(
+            ("chain", 1, 10),
+            ("chain", 2, 30),
+            ("chain", 3, 20),
+            ("chain", 4, 10),
+            ("comparison", 2, 10),
+            ("comparison", 4, 5),
+            ("yes_no", 2, 10),
+            ("yes_no", 4, 5),
+        ),
+        lectures=10,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class World:
+    """A corpus and questions about it. ``meta`` says how it was made."""
+
+    questions: list[Question]
+    passages: list[Passage]
+    meta: FrozenDict = field(default_factory=FrozenDict)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``corpus.jsonl`` (wiki-18 layout), ``questions.jsonl`` (FlashRAG layout) and ``meta.json``."""
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        save_corpus(path / "corpus.jsonl", self.passages)
+        save_questions(path / "questions.jsonl", self.questions)
+        text = json.dumps(thaw(self.meta), indent=1, ensure_ascii=False, sort_keys=True)
+        (path / "meta.json").write_bytes(f"{text}\n".encode())
+        return path
+
+
+def load_world(folder: str | Path) -> World:
+    """Read what :meth:`World.save` wrote; raises :class:`DataError` for anything else."""
+    path = Path(folder)
+    try:
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"expected a world folder with a meta.json at {path}, found {error}") from error
+    if not isinstance(meta, dict) or meta.get("format") != _FORMAT:
+        raise DataError(f"{path / 'meta.json'}: expected a world of format {_FORMAT}; generate the world again")
+    return World(load_questions(path / "questions.jsonl"), load_corpus(path / "corpus.jsonl"), FrozenDict(meta))
+
+
+def generate_world(
+    profile: str | WorldConfig,
+    *,
+    seed: int,
+    split: Split = "train",
+    templates: Templates | None = None,
+    entities: int | None = None,
+    questions: int | None = None,
+) -> World:
+    """Make a world of a profile (``quickstart`` or ``standard``), or of an own :class:`WorldConfig`.
+
+    Names of different splits never coincide, for any seeds. ``templates="test"`` words questions in ways held out from
+    training; it is the default for ``split="test"``. ``entities`` and ``questions`` override the profile's sizes.
+
+    Each question carries in ``metadata``: ``hops``, ``type`` (``chain``, ``comparison``, ``yes_no``),
+    ``supporting_ids`` and ``steps`` (``query``, ``supporting_id``, ``answer``, and the query's parts ``subject`` and
+    ``relation``). Raises :class:`ConfigError` for sizes that the world cannot hold.
+    """
+    config = _resize(_profile(profile), entities, questions)
+    if split not in get_args(Split):
+        raise ConfigError(f"expected a split of {get_args(Split)}, found {split!r}")
+    templates = templates or ("test" if split == "test" else "train")
+    if templates not in get_args(Templates):
+        raise ConfigError(f"expected templates of {get_args(Templates)}, found {templates!r}")
+    # The number of questions is no part of the key: it changes the questions only, never the corpus.
+    key = (config.profile, config.style, config.entities, split, seed)
+    facts = make_facts(_entities(config, split, Stream("names", *key)), stream=Stream("facts", *key))
+    prefix = f"{config.profile}-{split}-{seed}"
+    passages = _passages(facts, config, prefix, Stream("texts", *key))
+    forms = _forms(config, facts, Stream("forms", *key))
+    wording = Stream("wording", templates, *key)
+    made = [
+        _question(
+            f"{prefix}-q{i:05d}",
+            form,
+            facts,
+            passages,
+            word(form, facts=facts, style=STYLES[config.style], templates=templates, stream=wording),
+        )
+        for i, form in enumerate(forms)
+    ]
+    meta = {"format": _FORMAT, "seed": seed, "split": split, "templates": templates, "config": asdict(config)}
+    return World(made, passages, FrozenDict(meta))
+
+
+def _profile(profile: str | WorldConfig) -> WorldConfig:
+    if isinstance(profile, WorldConfig):
+        return profile
+    if profile not in PROFILES:
+        raise ConfigError(f"expected a profile of {sorted(PROFILES)}, found {profile!r}")
+    return PROFILES[profile]
+
+
+def _resize(config: WorldConfig, entities: int | None, questions: int | None) -> WorldConfig:
+    return replace(
+        config,
+        entities=config.entities if entities is None else entities,
+        questions=config.questions if questions is None else questions,
+    )
+
+
+def _entities(config: WorldConfig, split: Split, stream: Stream) -> list[Entity]:
+    style = STYLES[config.style]
+    kinds = [k for k, n in zip(SHARES, apportion(config.entities, list(SHARES.values()))) for _ in range(n)]
+    pairs = draw_pairs(style.inventory, len(kinds), split=split, stream=stream)
+    drawn: dict[tuple[str, tuple[str, str]], None] = {}
+    for i, (kind, pair) in enumerate(zip(kinds, pairs)):
+        shared = pairs[stream.below(i)] if i and stream.chance(style.shared_names) else pair
+        drawn[kind, pair if (kind, shared) in drawn else shared] = None
+    return [_entity(i, kind, pair, style, stream) for i, (kind, pair) in enumerate(drawn)]
+
+
+def _entity(index: int, kind: str, pair: tuple[str, str], style: Style, stream: Stream) -> Entity:
+    first, second = pair
+    name = style.names[kind].format(f=first, s=second)
+    has_alias = not style.prose or stream.chance(40)
+    aliases = (style.aliases[kind].format(f=first, s=second),) if has_alias else ()
+    return Entity(index, kind, pair, name, aliases, _FIRST_YEAR + stream.below(_YEARS))
+
+
+def _passages(facts: Facts, config: WorldConfig, prefix: str, stream: Stream) -> list[Passage]:
+    """The passage of entity ``i`` is number ``i``; lectures follow."""
+    style = STYLES[config.style]
+    texts = [(e.name, style.passage(e, facts, stream)) for e in facts.entities]
+    chosen = stream.sample(facts.entities, len(texts) * config.lectures // 100)
+    texts += [_lecture(e, facts.entities, stream) for e in chosen]
+    return [Passage(f"{prefix}-p{i:05d}", title, text) for i, (title, text) in enumerate(texts)]
+
+
+def _lecture(entity: Entity, entities: Sequence[Entity], stream: Stream) -> tuple[str, str]:
+    guests = " and ".join(stream.pick(entities).name for _ in range(2))
+    title = f"{entity.name} Lecture"
+    return title, f"The {title} is an annual event in memory of {entity.name}. Recent talks were about {guests}."
+
+
+def _forms(config: WorldConfig, facts: Facts, stream: Stream) -> list[Form]:
+    counts = apportion(config.questions, [weight for *_, weight in config.mix])
+    forms = [
+        form
+        for (kind, hops, _), n in zip(config.mix, counts)
+        for form in draw_forms(kind, hops, n, facts=facts, stream=stream)
+    ]
+    stream.shuffle(forms)
+    return forms
+
+
+def _question(id: str, form: Form, facts: Facts, passages: Sequence[Passage], text: str) -> Question:
+    lookups = steps_of(form, facts)
+    steps = [
+        {
+            "query": f"{facts.entities[s.subject].name} {s.word}",
+            "supporting_id": passages[s.subject].id,
+            "answer": s.answer,
+            "subject": facts.entities[s.subject].name,
+            "relation": s.word,
+        }
+        for s in lookups
+    ]
+    metadata = {
+        "type": form.kind,
+        "hops": len(steps),
+        "supporting_ids": list(dict.fromkeys(s["supporting_id"] for s in steps)),
+        "steps": steps,
+    }
+    return Question(id, text, evaluate(form, facts), FrozenDict(metadata))
