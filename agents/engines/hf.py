@@ -241,7 +241,7 @@ class HFEngine:
     def _generation(self, store: PrefixStore, request: Request, turn: _Turn) -> Generation:
         if not np.isfinite(turn.logprobs).all():
             raise EngineError(
-                f"request {request.key}: expected finite log-probs, found {turn.logprobs[:8]}; the weights have diverged"
+                f"request {request.key}: expected finite log-probs, found {turn.logprobs[:5]}; the weights diverged"
             )
         continuation = request.prefix.extend(turn.ids)
         if turn.kv is not None and turn.kv.shape[3]:

@@ -68,7 +68,7 @@ class PrefixStore:
         excess = self.tokens - max_tokens
         if excess <= 0:
             return
-        for handle in sorted(list(self._entries), key=lambda h: self._used[h]):
+        for handle in sorted(self._entries, key=lambda h: self._used[h]):
             excess -= self._entries.pop(handle).shape[3]
             if excess <= 0:
                 return
@@ -91,9 +91,9 @@ class BatchCache(Cache):
         self.past = self.filled = max(lengths, default=0)
         self.starts = torch.tensor([self.past - n for n in lengths], device=shape.device)
         self._kv = shape.empty(len(contexts), self.past + room)
-        self._kv[:, :, :, :, : self.past].zero_()  # Padding is masked, but 0 * inf would still be a NaN.
         for row, context in enumerate(contexts):
             column = self.past - lengths[row]
+            self._kv[:, :, row, :, :column] = 0  # Padding is masked, but 0 * inf would still be a NaN.
             for kv in context:
                 self._kv[:, :, row, :, column : column + kv.shape[3]] = kv
                 column += kv.shape[3]

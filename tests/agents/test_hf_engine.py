@@ -1,0 +1,371 @@
+"""HFEngine against plain forward passes of the same tiny model."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from turntree.agents.engines import Engine, Generation, HFEngine, Prefix, Request, SamplingParams
+from turntree.agents.tiny import build_tiny_model, build_tokenizer
+from turntree.agents.tokenizer import ByteTokenizer, decode, encode
+from turntree.errors import ConfigError, EngineError
+
+WORDS = "the a of is who what where born in capital director film think need to search for answer I so".split()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return build_tokenizer(WORDS, ["mar", "tel", "qui", "no"])
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Any) -> Any:
+    model = build_tiny_model(tokenizer, hidden=32, layers=2, heads=4, max_positions=512, seed=3)
+    with torch.no_grad():  # Sharper than the initial weights, so that greedy texts are not one repeated token.
+        for name, p in model.named_parameters():
+            p.mul_(1 if p.ndim == 1 else 12 if "layers" in name else 6)
+    return model
+
+
+@pytest.fixture
+def engine(model: Any, tokenizer: Any) -> HFEngine:
+    return HFEngine(model, tokenizer)
+
+
+def prompt(seed: int, length: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(seed).integers(5, 300, length).tolist())
+
+
+def plain_logits(model: Any, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = model(input_ids=torch.tensor([ids])).logits[0].double()
+    return logits
+
+
+def plain_greedy(model: Any, ids: list[int], n: int, ends: frozenset[int] = frozenset()) -> list[int]:
+    out: list[int] = []
+    while len(out) < n and not (out and out[-1] in ends):
+        out.append(int(plain_logits(model, ids + out)[-1].argmax()))
+    return out
+
+
+def greedy(n: int, **kwargs: Any) -> SamplingParams:
+    return SamplingParams(n, temperature=0.0, **kwargs)
+
+
+def assert_like_plain(model: Any, request: Request, generation: Generation) -> None:
+    """Log-probs and exact entropies equal those of one plain forward pass over the whole row."""
+    ids = request.prefix.token_ids() + list(generation.ids)
+    temperature = request.params.temperature or 1.0
+    logprobs = (plain_logits(model, ids)[len(request.prefix) - 1 : -1] / temperature).log_softmax(-1)
+    chosen = logprobs.gather(1, torch.tensor(generation.ids)[:, None]).squeeze(1)
+    entropies = -(logprobs.exp() * logprobs).sum(-1)
+    np.testing.assert_allclose(generation.logprobs, chosen.numpy(), atol=2e-5)
+    np.testing.assert_allclose(generation.entropies, entropies.numpy(), atol=2e-5)
+
+
+def test_greedy_equals_plain_forward_passes(model: Any, engine: HFEngine) -> None:
+    request = Request(Prefix(prompt(0, 7)), greedy(12), seed=0)
+    generation = engine.generate([request])[0]
+    assert list(generation.ids) == plain_greedy(model, request.prefix.token_ids(), 12, engine.end_ids)
+    assert len(set(generation.ids)) > 2
+    assert_like_plain(model, request, generation)
+    assert isinstance(engine, Engine)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])
+def test_first_token_logprob_equals_plain_forward(model: Any, engine: HFEngine, temperature: float) -> None:
+    requests = [Request(Prefix(prompt(i, 3 + 4 * i)), SamplingParams(9, temperature), seed=i) for i in range(6)]
+    for request, generation in zip(requests, engine.generate(requests), strict=True):
+        assert_like_plain(model, request, generation)
+
+
+def test_ragged_batch_equals_row_by_row(model: Any, tokenizer: Any) -> None:
+    params = [SamplingParams(5 + 3 * i, temperature=[0.0, 1.0, 0.8][i % 3]) for i in range(9)]
+    requests = [Request(Prefix(prompt(i, 1 + 5 * i)), params[i], seed=100 + i) for i in range(9)]
+    together = HFEngine(model, tokenizer).generate(requests)
+    for request, got in zip(requests, together, strict=True):
+        alone = HFEngine(model, tokenizer, cache=False).generate([request])[0]
+        assert got.ids == alone.ids
+        assert got.finish_reason == alone.finish_reason
+        np.testing.assert_allclose(got.logprobs, alone.logprobs, atol=2e-5)
+
+
+def test_draws_depend_on_the_seed_alone(model: Any, tokenizer: Any) -> None:
+    root = Prefix(prompt(1, 20))
+    first = Request(root, SamplingParams(16), seed=11)
+    others = [Request(Prefix(prompt(40 + i, 3 + i)), SamplingParams(4 + i), seed=i) for i in range(7)]
+    alone = HFEngine(model, tokenizer).generate([first])[0]
+    for batch in ([first, *others], [*others[:3], first, *others[3:]]):
+        got = HFEngine(model, tokenizer, max_batch_rows=5).generate(batch)
+        assert got[batch.index(first)].ids == alone.ids
+    other_seed = HFEngine(model, tokenizer).generate([Request(root, SamplingParams(16), seed=12)])[0]
+    assert other_seed.ids != alone.ids
+
+
+def test_samples_follow_the_distribution(model: Any, engine: HFEngine) -> None:
+    root = Prefix(prompt(2, 5))
+    n = 4000
+    drawn = engine.generate([Request(root, SamplingParams(1, 0.8), seed=i) for i in range(n)])
+    counts = np.bincount([g.ids[0] for g in drawn], minlength=model.config.vocab_size) / n
+    probs = (plain_logits(model, root.token_ids())[-1] / 0.8).softmax(-1).numpy()
+    likely = probs > 0.01
+    assert likely.any()
+    np.testing.assert_allclose(counts[likely], probs[likely], atol=5 * np.sqrt(0.25 / n))
+
+
+def grow_chain(engine: HFEngine, root: Prefix, turns: int) -> list[Prefix]:
+    nodes = [root]
+    for turn in range(turns):
+        generation = engine.generate([Request(nodes[-1], greedy(6), seed=turn)])[0]
+        nodes.append(generation.continuation.extend(prompt(turn, 4)))
+    return nodes
+
+
+def test_forked_cache_equals_no_cache(model: Any, tokenizer: Any) -> None:
+    engine = HFEngine(model, tokenizer)
+    nodes = grow_chain(engine, Prefix(prompt(3, 30)), 3)
+    # Branches from every depth in one ragged batch, several from the same node.
+    requests = [Request(node, greedy(8), seed=i) for i, node in enumerate(nodes * 2)]
+    sampled = [Request(node, SamplingParams(8), seed=i) for i, node in enumerate(nodes * 2)]
+    for request, got in zip(requests + sampled, engine.generate(requests + sampled), strict=True):
+        flat = Request(Prefix(request.prefix.token_ids()), request.params, request.seed)
+        assert got.ids == HFEngine(model, tokenizer, cache=False).generate([flat])[0].ids
+        assert got.continuation.token_ids() == request.prefix.token_ids() + list(got.ids)
+        assert_like_plain(model, request, got)
+
+
+def test_a_branch_pays_for_new_tokens_only(model: Any, tokenizer: Any) -> None:
+    engine = HFEngine(model, tokenizer)
+    root = Prefix(prompt(4, 40))
+    first = engine.generate([Request(root, greedy(6), seed=i) for i in range(5)])
+    assert engine.stats.prefilled_tokens == 40  # Once for all five children.
+    assert engine.store is not None
+    assert engine.store.tokens == 40 + 5 * 5  # The last sampled token of each turn was never fed.
+    before = engine.stats.prefilled_tokens
+    node = first[0].continuation.extend(prompt(9, 7))
+    engine.generate([Request(node, greedy(3), seed=0), Request(node, greedy(3), seed=1), Request(root, greedy(3), 2)])
+    assert engine.stats.prefilled_tokens - before == 1 + 7
+
+
+def test_memory_is_freed_with_the_handles(model: Any, tokenizer: Any) -> None:
+    engine = HFEngine(model, tokenizer)
+    nodes = grow_chain(engine, Prefix(prompt(5, 10)), 3)
+    assert engine.store is not None
+    held = engine.store.tokens
+    assert held > 0
+    del nodes[-2:]
+    gc.collect()
+    assert 10 <= engine.store.tokens < held
+    nodes.clear()
+    gc.collect()
+    assert engine.store.tokens == 0
+    assert len(engine.store) == 0
+
+
+def test_update_weights_drops_stale_caches(tokenizer: Any) -> None:
+    model = build_tiny_model(tokenizer, hidden=32, layers=2, seed=1)
+    engine = HFEngine(model, tokenizer)
+    request = Request(Prefix(prompt(6, 12)), greedy(5), seed=0)
+    before = engine.generate([request])[0]
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(0)) * 0.3)
+    engine.update_weights(7)
+    assert engine.store is not None
+    assert engine.store.tokens == 0
+    after = engine.generate([request])[0]
+    assert (before.version, after.version, engine.version) == (0, 7, 7)
+    assert_like_plain(model, request, after)
+    assert after.logprobs != before.logprobs
+
+
+def test_eviction_bounds_the_cache_and_recomputes(model: Any, tokenizer: Any) -> None:
+    engine = HFEngine(model, tokenizer, max_cached_tokens=25)
+    nodes = grow_chain(engine, Prefix(prompt(7, 20)), 4)
+    assert engine.store is not None
+    assert engine.store.tokens <= 25
+    requests = [Request(node, greedy(6), seed=0) for node in nodes]
+    for request, got in zip(requests, engine.generate(requests), strict=True):
+        assert_like_plain(model, request, got)
+    # A hole in the middle of a chain: the root is recomputed, its descendants are not.
+    free = HFEngine(model, tokenizer)
+    nodes = grow_chain(free, Prefix(prompt(7, 20)), 3)
+    free.generate([Request(nodes[-1], greedy(1), 0)])
+    assert free.store is not None
+    free.store._entries.pop(nodes[0])
+    before = free.stats.prefilled_tokens
+    request = Request(nodes[-1], greedy(6), 0)
+    assert_like_plain(model, request, free.generate([request])[0])
+    assert free.stats.prefilled_tokens - before == 20
+
+
+def test_stop_inside_a_token_keeps_the_token_whole(model: Any) -> None:
+    # The piece "ab" holds the stop string "a" and one more character.
+    tokenizer = build_tokenizer(["ab", "cd"], [])
+    tiny = build_tiny_model(tokenizer, hidden=32, layers=1, seed=0)
+    target = encode(tokenizer, "ab")[0]
+    force_tokens(tiny, [target])
+    engine = HFEngine(tiny, tokenizer)
+    generation = engine.generate([Request(Prefix([7, 8]), greedy(9, stop=("zz", "a")), seed=0)])[0]
+    assert generation.ids == (target,)
+    assert generation.finish_reason == "stop"
+    assert generation.stop_string == "a"
+
+
+def force_tokens(model: Any, favourites: list[int]) -> None:
+    """Make a model prefer the favourites, whatever comes before: its last norm gives a constant direction."""
+    with torch.no_grad():
+        embedding = model.get_input_embeddings().weight
+        embedding.zero_()
+        embedding[:, 0] = 1.0
+        embedding[favourites, 1] = 5.0
+        embedding[:, 1] += 1.0
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+
+
+def test_stop_string_over_several_tokens_and_multibyte() -> None:
+    tokenizer = ByteTokenizer()
+
+    class Config:
+        pass
+
+    engine_model = byte_model(tokenizer)
+    # Greedy text of the model without stops, then stop at strings taken from the middle of it.
+    root = Prefix(encode(tokenizer, "Where?"))
+    text_ids = HFEngine(engine_model, tokenizer).generate([Request(root, greedy(40), seed=0)])[0].ids
+    for start, length in ((3, 1), (10, 4), (20, 6)):
+        wanted = decode(tokenizer, text_ids[start : start + length])
+        if "\ufffd" in wanted:
+            continue
+        got = HFEngine(engine_model, tokenizer).generate([Request(root, greedy(40, stop=(wanted,)), seed=0)])[0]
+        text = decode(tokenizer, got.ids)
+        assert got.ids == text_ids[: len(got.ids)]
+        assert got.stop_string == wanted
+        assert text.endswith(wanted)
+        assert text.count(wanted) == 1
+
+
+def byte_model(tokenizer: Any) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(8 if p.ndim > 1 else 1)
+        model.lm_head.weight[128:] = -1.0  # ASCII only.
+    return model
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_model_families_with_grouped_heads(family: str) -> None:
+    import transformers as tf
+
+    kinds: dict[str, Any] = {
+        "llama": (tf.LlamaConfig, tf.LlamaForCausalLM),
+        "qwen2": (tf.Qwen2Config, tf.Qwen2ForCausalLM),
+        "qwen3": (tf.Qwen3Config, tf.Qwen3ForCausalLM),
+    }
+    make_config, make_model = kinds[family]
+    config = make_config(
+        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = make_model(config).eval()
+    engine = HFEngine(model, ByteTokenizer())
+    nodes = grow_chain(engine, Prefix(prompt(3, 11)[:11]), 2)
+    requests = [Request(node, SamplingParams(7), seed=i) for i, node in enumerate(nodes * 2)]
+    for request, got in zip(requests, engine.generate(requests), strict=True):
+        assert_like_plain(model, request, got)
+
+
+@pytest.mark.parametrize("how", ["weights", "autocast"])
+def test_bfloat16(tokenizer: Any, how: str) -> None:
+    model = build_tiny_model(tokenizer, hidden=32, layers=2, seed=1)
+    request = Request(Prefix(prompt(8, 15)), SamplingParams(10), seed=4)
+    if how == "weights":
+        engine = HFEngine(model.to(torch.bfloat16), tokenizer)
+    else:
+        engine = HFEngine(model, tokenizer, autocast=torch.bfloat16)
+    generation = engine.generate([request])[0]
+    ids = request.prefix.token_ids() + list(generation.ids)
+    logprobs = plain_logits(model.float(), ids)[len(request.prefix) - 1 : -1].log_softmax(-1)
+    np.testing.assert_allclose(
+        generation.logprobs, logprobs.gather(1, torch.tensor(generation.ids)[:, None]).squeeze(1), atol=0.05
+    )
+
+
+def test_top_k_and_top_p_keep_to_their_support(model: Any, engine: HFEngine) -> None:
+    root = Prefix(prompt(2, 5))
+    probs = plain_logits(model, root.token_ids())[-1].softmax(-1)
+    ranked = probs.argsort(descending=True).tolist()
+    drawn = engine.generate([Request(root, SamplingParams(1, top_k=3), seed=i) for i in range(200)])
+    assert {g.ids[0] for g in drawn} == set(ranked[:3])
+    nucleus = int((probs[ranked].cumsum(0) < 0.5).sum()) + 1
+    drawn = engine.generate([Request(root, SamplingParams(1, top_p=0.5), seed=i) for i in range(600)])
+    assert {g.ids[0] for g in drawn} <= set(ranked[:nucleus])
+    np.testing.assert_allclose(drawn[0].logprobs[0], probs.log()[drawn[0].ids[0]], atol=2e-5)
+
+
+def test_length_limit_and_state_of_the_model(model: Any, tokenizer: Any) -> None:
+    model.train()
+    generation = HFEngine(model, tokenizer).generate([Request(Prefix([9]), SamplingParams(4), seed=1)])[0]
+    assert model.training
+    assert model.config._attn_implementation != "turntree_cached"
+    model.eval()
+    assert len(generation.ids) <= 4
+    assert generation.finish_reason == ("stop" if generation.ids[-1] == tokenizer.eos_token_id else "length")
+
+
+def test_long_prompts_are_fed_in_slices(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_tiny_model(tokenizer, hidden=32, layers=2, seed=1)
+    monkeypatch.setattr("turntree.agents.engines.hf._PREFILL_COLUMNS", 16)
+    request = Request(Prefix(prompt(8, 50)), SamplingParams(70), seed=4)
+    short = Request(Prefix(prompt(9, 20)), SamplingParams(3), seed=5)
+    for asked, got in zip([request, short], HFEngine(model, tokenizer).generate([request, short]), strict=True):
+        assert_like_plain(model, asked, got)
+
+
+def test_refusals(model: Any, tokenizer: Any, engine: HFEngine) -> None:
+    with pytest.raises(EngineError, match="max_tokens of at least 1"):
+        engine.generate([Request(Prefix([5]), SamplingParams(0), seed=0)])
+    with pytest.raises(EngineError, match="empty"):
+        engine.generate([Request(Prefix([]), SamplingParams(3), seed=0)])
+    with pytest.raises(EngineError, match="512 positions"):
+        engine.generate([Request(Prefix(prompt(0, 500)), SamplingParams(13), seed=0)])
+    with pytest.raises(ConfigError, match="max_batch_rows"):
+        HFEngine(model, tokenizer, max_batch_rows=0)
+    assert engine.generate([]) == []
+
+
+def test_diverged_weights_are_an_error(tokenizer: Any) -> None:
+    model = build_tiny_model(tokenizer, hidden=32, layers=1)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(EngineError, match="weights diverged"):
+        HFEngine(model, tokenizer).generate([Request(Prefix([5]), SamplingParams(3), seed=0)])
+
+
+def test_sliding_window_models_are_refused() -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, sliding_window=8,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="full attention"):
+        HFEngine(MistralForCausalLM(config), ByteTokenizer())
