@@ -98,7 +98,8 @@ def normalise(
     if baseline == "leave_one_out":
         return _leave_one_out(rewards, std=std, eps=eps)
     centred = rewards - rewards.mean()
-    return centred if std == "none" else centred / (_deviation(rewards, std) + eps)
+    scaled: FloatArray = centred if std == "none" else centred / (_deviation(rewards, std) + eps)
+    return scaled
 
 
 def _deviation(rewards: FloatArray, std: Std) -> float:
@@ -224,7 +225,8 @@ def child_weights(entropies: Sequence[float], *, weights: Weights = "linear") ->
     # A mean negative log-prob below 0 is rounding of the engine.
     w = np.exp(h - h.max()) if weights == "softmax" else np.maximum(h, 0.0)
     total = w.sum()
-    return w / total if total > 0.0 else np.full(h.size, 1.0 / h.size)
+    shares: FloatArray = w / total if total > 0.0 else np.full(h.size, 1.0 / h.size)
+    return shares
 
 
 def _scored_children(node: Node, leaves_below: Mapping[Node, int]) -> list[Node]:
@@ -247,7 +249,8 @@ def _mixture(children: Sequence[Node], leaves_below: Mapping[Node, int], value: 
     if value == "child":
         return child_weights([c.entropy for c in children], weights=weights)
     counts = np.array([leaves_below[c] if value == "leaf_mean" else 1 for c in children], dtype=np.float64)
-    return counts / counts.sum()
+    shares: FloatArray = counts / counts.sum()
+    return shares
 
 
 def at2po_values(

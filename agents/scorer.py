@@ -1,0 +1,128 @@
+"""Scores of finished trajectories: the seam between a rollout and whatever judges it.
+
+A rollout hands batches of :class:`Finished` to a :data:`Finisher` (optional; writes or rewrites the answer, for
+example a summariser) and then to a :data:`Scorer`. Both are plain callables, given by import path in a
+configuration. Without a scorer a trajectory is worth what its environment gave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from turntree.envs.task import FrozenDict
+from turntree.errors import ConfigError
+
+__all__ = ["AnswerScorer", "Failed", "Finished", "FinishedTurn", "Finisher", "Scored", "Scorer", "env_reward", "score"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Something that could not be done for reasons outside the episode. ``kind`` is a short word to count by."""
+
+    kind: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTurn:
+    """One turn of a finished trajectory, as text."""
+
+    text: str
+    action: str
+    observation: str
+    info: FrozenDict = field(default_factory=FrozenDict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A trajectory that ended by itself or was truncated; failed ones are never judged.
+
+    ``answer`` is what the model answered, None if it did not. ``reward`` is the environment's, summed over the
+    turns. ``state`` is the environment's last state, ``info`` that of the last turn.
+    """
+
+    task: Any
+    prompt: str
+    turns: tuple[FinishedTurn, ...]
+    status: Literal["answered", "truncated"]
+    answer: str | None
+    reward: float
+    state: Any = None
+    info: FrozenDict = field(default_factory=FrozenDict)
+
+
+Scorer: TypeAlias = Callable[[Sequence[Finished]], Sequence[float | Failed]]
+"""Rewards of finished trajectories, one each, in order; ``Failed`` where judging was impossible (never a reward)."""
+
+Finisher: TypeAlias = Callable[[Sequence[Finished]], Sequence[Finished | Failed]]
+"""The same trajectories with their ``answer`` written, one each, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A trajectory as it was judged. ``finished`` is None where the finisher failed."""
+
+    finished: Finished | None
+    reward: float | Failed
+
+
+def env_reward(finished: Sequence[Finished]) -> list[float | Failed]:
+    """The default scorer: what the environment gave."""
+    return [f.reward for f in finished]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerScorer:
+    """A rule scorer: ``metric(answer, golden_answers)`` of the task, and ``no_answer`` where there is no answer.
+
+    ``metric=None`` is exact match. Made for finishers, whose answers the environment never saw.
+    """
+
+    metric: Callable[[str, Sequence[str]], float] | None = None
+    no_answer: float = 0.0
+
+    def __call__(self, finished: Sequence[Finished]) -> list[float | Failed]:
+        from turntree.envs.metrics import exact_match
+
+        metric = self.metric or exact_match
+        return [
+            self.no_answer if f.answer is None else float(metric(f.answer, f.task.golden_answers)) for f in finished
+        ]
+
+
+def score(finished: Sequence[Finished], *, scorer: Scorer | None, finisher: Finisher | None = None) -> list[Scored]:
+    """Finish and judge a batch, one outcome each, in order.
+
+    A reward that is not finite becomes ``Failed("non_finite_reward")``. Raises ``ConfigError`` when a callable
+    returns another number of outcomes than it was given, or when a task defers its reward and there is no scorer.
+    """
+    written: Sequence[Finished | Failed] = finished
+    if finisher is not None and finished:
+        written = _one_each("finisher", finisher(finished), len(finished))
+    live = [w for w in written if isinstance(w, Finished)]
+    if scorer is None:
+        _refuse_deferred(live)
+    judged = _one_each("scorer", (scorer or env_reward)(live), len(live)) if live else []
+    rewards = iter(judged)
+    return [Scored(None, w) if isinstance(w, Failed) else Scored(w, _finite(next(rewards))) for w in written]
+
+
+def _one_each(name: str, outcomes: Sequence[Any], n: int) -> Sequence[Any]:
+    if len(outcomes) != n:
+        raise ConfigError(f"the {name} was given {n} trajectories and returned {len(outcomes)}; return one each")
+    return outcomes
+
+
+def _refuse_deferred(finished: Sequence[Finished]) -> None:
+    if any(f.info.get("reward_pending") for f in finished):
+        raise ConfigError("the environment defers its reward (info['reward_pending']); give the rollout a scorer")
+
+
+def _finite(reward: float | Failed) -> float | Failed:
+    if isinstance(reward, Failed):
+        return reward
+    value = float(reward)
+    return value if math.isfinite(value) else Failed("non_finite_reward", f"the scorer returned {value}")

@@ -1,0 +1,127 @@
+"""How trees grow: the shape of a prompt's trees, the limits of their turns, and the budget of a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from turntree.errors import ConfigError
+from turntree.trainers.expansion import ExpansionRule, chain, needs_of
+
+__all__ = ["Budget", "GrowthPlan", "Limits", "Prompt"]
+
+
+def _at_least(name: str, value: int | float | None, minimum: int | float) -> None:
+    if value is not None and not value >= minimum:
+        raise ConfigError(f"{name} must be at least {minimum}, found {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A task to grow trees for. ``uid`` names this *instance*: unique in a rollout, whatever the task's own id is."""
+
+    uid: str
+    task: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one prompt may use, all its trees together; None is unbounded.
+
+    Checked between the rounds of a tree, against the tree's equal share, so that trees never wait for each other.
+    The first chains always run. The overshoot is at most one round, and is reported.
+    """
+
+    leaves: int | None = None
+    generated_tokens: int | None = None
+    tool_calls: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            _at_least(f"budget.{name}", getattr(self, name), 1)
+
+    def share(self, index: int, trees: int) -> Budget:
+        """The part of tree ``index`` of ``trees``: equal, remainders to the first trees, at least 1."""
+
+        def part(total: int | None) -> int | None:
+            return None if total is None else max(1, total // trees + (index < total % trees))
+
+        return Budget(part(self.leaves), part(self.generated_tokens), part(self.tool_calls))
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthPlan:
+    """The shape of a prompt's trees.
+
+    Each of ``trees`` independent trees starts with ``chains`` whole trajectories from its root. Then ``rounds`` times
+    ``rule`` picks ``expansions`` places, each of which is grown to a leaf: ``chains + rounds * expansions`` leaves a
+    tree. Of these ``kept_leaves`` random ones stay for training (None: all); the others count as used all the same.
+    """
+
+    trees: int = 1
+    chains: int = 1
+    rounds: int = 0
+    expansions: int = 0
+    kept_leaves: int | None = None
+    rule: ExpansionRule = chain
+    budget: Budget | None = None
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("trees", 1), ("chains", 1), ("rounds", 0), ("expansions", 0), ("kept_leaves", 1)):
+            _at_least(name, getattr(self, name), minimum)
+        needs_of(self.rule)
+        if bool(self.rounds) != bool(self.expansions):
+            raise ConfigError(
+                f"rounds={self.rounds} with expansions={self.expansions} grows nothing; set both above 0, or both to 0"
+            )
+        if self.rounds and self.rule is chain:
+            raise ConfigError(
+                f"rounds={self.rounds} needs an expansion rule, but rule=chain never expands; choose another rule "
+                "(random_nodes, entropy, ...) or set rounds=0 and expansions=0"
+            )
+        if self.kept_leaves is not None and self.kept_leaves > self.leaves:
+            raise ConfigError(
+                f"kept_leaves={self.kept_leaves}, but a tree has chains + rounds * expansions = {self.leaves} leaves; "
+                "lower kept_leaves or grow more"
+            )
+
+    @property
+    def leaves(self) -> int:
+        """Leaves of a tree that runs through all rounds."""
+        return self.chains + self.rounds * self.expansions
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a rollout; all lengths are in tokens.
+
+    ``max_context_tokens`` bounds prompt and trajectory together, ``max_response_tokens`` what follows the prompt. An
+    observation that fits exactly is kept; an episode without room for another token ends as truncated and is scored.
+    A failed tool call is repeated ``tool_retries`` times, after ``tool_backoff_s`` seconds, doubled each time (the
+    turn is not sampled again); an aborted generation is repeated ``engine_retries`` times.
+    ``max_concurrent_trees`` bounds memory, ``max_batch_requests`` the size of one engine call.
+    """
+
+    max_turn_tokens: int
+    max_context_tokens: int
+    max_response_tokens: int | None = None
+    tool_retries: int = 2
+    tool_backoff_s: float = 0.5
+    engine_retries: int = 2
+    max_concurrent_trees: int | None = None
+    max_batch_requests: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_turn_tokens", "max_context_tokens", "max_response_tokens"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("tool_retries", "tool_backoff_s", "engine_retries"):
+            _at_least(name, getattr(self, name), 0)
+        for name in ("max_concurrent_trees", "max_batch_requests"):
+            _at_least(name, getattr(self, name), 1)
+
+    def room(self, context: int, prompt: int) -> int:
+        """Tokens that still fit after ``context`` tokens, ``prompt`` of which are the prompt; never negative."""
+        room = self.max_context_tokens - context
+        if self.max_response_tokens is not None:
+            room = min(room, self.max_response_tokens - (context - prompt))
+        return max(0, room)

@@ -1,0 +1,420 @@
+"""Growing trees: many episodes of many trees at once, with one engine and one batch of tools.
+
+Rounds are a logical clock of each tree: there is no barrier between trees. Whatever turns are ready, of any tree, form
+the engine's next batch; whatever tool calls are pending are executed together. What a tree becomes does not depend on
+that schedule: a child's ordinal, and with it every seed, is fixed when the child is scheduled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from turntree.agents.dialogue import Dialogue
+from turntree.agents.engines.protocol import Engine, Generation, Prefix, Request, SamplingParams
+from turntree.agents.scorer import Failed, Finished, FinishedTurn, Finisher, Scorer, score
+from turntree.envs.core import ToolCall, TurnCore
+from turntree.envs.task import FrozenDict, Question
+from turntree.envs.tools import CallCounter, execute
+from turntree.errors import ConfigError, EngineError, TurnTreeError
+from turntree.trainers.credit import drop_small_groups
+from turntree.trainers.episode import Ask, Episode, Setting, as_failure, failed_leaf
+from turntree.trainers.expansion import Expansion, needs_of
+from turntree.trainers.plan import Budget, GrowthPlan, Limits, Prompt
+from turntree.trainers.seeds import derive_rng, derive_seed
+from turntree.trainers.tally import RolloutStats, Tally
+from turntree.trainers.tree import Group, Node, Tree
+
+__all__ = ["Budget", "GrowthPlan", "Limits", "Prompt", "Rollout", "RolloutStats", "grow"]
+
+DEAD_AFTER = 16
+"""Failed requests in a row, none answered between them, after which an engine is taken for dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The groups, one a prompt and in the order of the prompts, and what growing them took."""
+
+    groups: tuple[Group, ...]
+    stats: RolloutStats
+
+    def drop_small_groups(self, minimum: int = 2) -> Rollout:
+        """Without the groups that have fewer than ``minimum`` scored leaves; these are counted."""
+        kept, dropped = drop_small_groups(self.groups, minimum)
+        return Rollout(tuple(kept), replace(self.stats, dropped_groups=self.stats.dropped_groups + len(dropped)))
+
+
+def grow(
+    prompts: Sequence[Prompt],
+    *,
+    core: TurnCore[Any],
+    engine: Engine,
+    dialogue: Dialogue,
+    plan: GrowthPlan,
+    sampling: SamplingParams,
+    limits: Limits,
+    run_seed: int = 0,
+    scorer: Scorer | None = None,
+    finisher: Finisher | None = None,
+    on_tree: Callable[[Tree], None] | None = None,
+) -> Rollout:
+    """Grow ``plan.trees`` trees for every prompt and score their leaves.
+
+    ``sampling`` gives temperature and stop strings; ``max_tokens`` of each turn follows from ``limits``. ``scorer``
+    and ``finisher`` judge the finished trajectories of a round (default: the environment's own reward). ``on_tree``
+    is called with every tree that is finished, for progress bars.
+
+    A trajectory that fails for outside reasons (a tool past its retries, an engine error, a scorer that cannot
+    judge) is a leaf of status ``failed``, without a reward, counted by type in ``stats.errors``.
+
+    Equal arguments give equal trees whatever the batches were, given an engine whose draws depend on the request
+    alone, and except for rules that declare ``needs = "any"``.
+
+    Raises ``ConfigError`` for repeated prompt uids and for rules or scorers that break their contract, ``EngineError``
+    when the engine answers nothing at all, or no more.
+    """
+    repeated = [uid for uid, n in Counter(p.uid for p in prompts).items() if n > 1]
+    if repeated:
+        raise ConfigError(f"prompt uids must be unique in a rollout, found twice: {repeated[:5]}; number the instances")
+    setting = Setting(core, dialogue, sampling, limits, run_seed)
+    nursery = _Nursery(setting, engine, plan, scorer, finisher, on_tree)
+    return nursery.run(prompts)
+
+
+@dataclass(eq=False, slots=True)
+class _Growth:
+    """One tree while it grows."""
+
+    prompt: Prompt
+    tree: Tree
+    budget: Budget
+    tally: Tally = field(default_factory=Tally)
+    running: int = 0
+    picks: int = 0
+    landed: list[Node] = field(default_factory=list)
+    scheduled: dict[Node, int] = field(default_factory=dict)
+
+    def next_ordinal(self, parent: Node) -> int:
+        """The ordinal of the next child of ``parent``, counting children whose turn is still being sampled."""
+        # An inner node's first child is its own chain's next turn, scheduled when the node was made.
+        ordinal = self.scheduled.get(parent, 0 if parent is self.tree.root else 1)
+        self.scheduled[parent] = ordinal + 1
+        return ordinal
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """An episode that waits for ``ask`` to be answered."""
+
+    growth: _Growth
+    episode: Generator[Ask, Any, Node]
+    ask: Ask
+
+
+class _Nursery:
+    """All growing trees of a rollout, and the two queues of what their episodes wait for."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        engine: Engine,
+        plan: GrowthPlan,
+        scorer: Scorer | None,
+        finisher: Finisher | None,
+        on_tree: Callable[[Tree], None] | None,
+    ) -> None:
+        self.setting = setting
+        self.plan = plan
+        self.scorer = scorer
+        self.finisher = finisher
+        self.on_tree = on_tree
+        self.asynchronous = needs_of(plan.rule) == "any"
+        self.engine = _EngineDesk(engine)
+        self.counter = CallCounter()
+        self.growing: list[_Growth] = []
+        self.turns: deque[_Job] = deque()
+        self.calls: list[_Job] = []
+
+    def run(self, prompts: Sequence[Prompt]) -> Rollout:
+        everything: list[list[_Growth]] = []
+        seeds = self._plant(prompts, everything)
+        more = True
+        while more or self.growing:
+            more = more and self._fill(seeds)
+            self._generate()
+            self._execute()
+            self._end_rounds()
+        self.engine.check()
+        groups = tuple(Group(gs[0].prompt.uid, [g.tree for g in gs]) for gs in everything)
+        stats = RolloutStats.of(
+            (_sum(gs) for gs in everything),
+            trees=sum(map(len, everything)),
+            tool_attempts=sum(self.counter.attempts.values()),
+            budget=self.plan.budget,
+        )
+        return Rollout(groups, stats)
+
+    # Trees
+
+    def _plant(self, prompts: Sequence[Prompt], out: list[list[_Growth]]) -> Generator[_Growth, None, None]:
+        """The trees of all prompts, one after the other, each made when there is room for it."""
+        for prompt in prompts:
+            root = self._root(prompt)
+            out.append([])
+            for index in range(self.plan.trees):
+                # All trees of a prompt share one prefix handle, so that the engine computes the prompt once.
+                copy = replace(root, children=[])
+                task = prompt.task if isinstance(prompt.task, Question) else None
+                share = (self.plan.budget or Budget()).share(index, self.plan.trees)
+                growth = _Growth(prompt, Tree(copy, prompt.uid, index, task), share)
+                out[-1].append(growth)
+                yield growth
+
+    def _root(self, prompt: Prompt) -> Node:
+        core, dialogue = self.setting.core, self.setting.dialogue
+        try:
+            state, text = core.initial(prompt.task, seed=derive_seed(self.setting.run_seed, prompt.uid, "env"))
+            ids = tuple(dialogue.prompt_ids(text))
+        except TurnTreeError as error:
+            failure = as_failure(error)
+            info = FrozenDict({"error": failure.kind, "message": failure.message})
+            return Node(branchable=False, info=info)
+        return Node(observation_ids=ids, observation=text, state=state, prefix=Prefix(ids))
+
+    def _fill(self, seeds: Generator[_Growth, None, None]) -> bool:
+        """Start trees while there is room; False once there are none left."""
+        limit = self.setting.limits.max_concurrent_trees
+        while limit is None or len(self.growing) < limit:
+            growth = next(seeds, None)
+            if growth is None:
+                return False
+            self.growing.append(growth)
+            for _ in range(self.plan.chains):
+                self._launch(growth, growth.tree.root, Node())
+        return True
+
+    def _launch(self, growth: _Growth, parent: Node, origin: Node) -> None:
+        """Schedule one trajectory from ``parent``."""
+        ordinal = growth.next_ordinal(parent)
+        if "error" in parent.info:  # the prompt itself could not be made
+            growth.tally.trajectories += 1
+            leaf = failed_leaf(ordinal, Failed(parent.info["error"], parent.info["message"]))
+            growth.landed.append(parent.add_child(leaf))
+            return
+        growth.running += 1
+        episode = Episode(self.setting, growth.tree, growth.tally).play(parent, ordinal, origin)
+        self._resume(growth, episode, None)
+
+    def _resume(self, growth: _Growth, episode: Generator[Ask, Any, Node], reply: Any) -> None:
+        try:
+            ask = episode.send(reply)
+        except StopIteration as end:
+            growth.running -= 1
+            growth.landed.append(end.value)
+            return
+        job = _Job(growth, episode, ask)
+        (self.turns if isinstance(ask, Request) else self.calls).append(job)
+
+    # Batches
+
+    def _generate(self) -> None:
+        size = min(len(self.turns), self.setting.limits.max_batch_requests or len(self.turns))
+        jobs = [self.turns.popleft() for _ in range(size)]
+        requests = [job.ask for job in jobs if isinstance(job.ask, Request)]
+        for index, reply in self.engine.ask(requests):
+            self._resume(jobs[index].growth, jobs[index].episode, reply)
+
+    def _execute(self) -> None:
+        jobs, self.calls = self.calls, []
+        calls = [call for job in jobs for call in _calls(job)]
+        if not calls:
+            return
+        limits = self.setting.limits
+        outcomes = execute(
+            self.setting.core.tools,
+            calls,
+            retries=limits.tool_retries,
+            backoff_s=limits.tool_backoff_s,
+            counter=self.counter,
+        )
+        rest = iter(outcomes)
+        for job in jobs:
+            self._resume(job.growth, job.episode, [next(rest) for _ in _calls(job)])
+
+    # Rounds
+
+    def _end_rounds(self) -> None:
+        """Score what landed in trees whose round is over, then start their next round or finish them."""
+        ready = [g for g in self.growing if not g.running or (self.asynchronous and g.landed)]
+        self._score([(g, leaf) for g in ready for leaf in g.landed])
+        for growth in ready:
+            landed, growth.landed = len(growth.landed), []
+            for _ in range(landed if self.asynchronous else 1):
+                self._expand(growth)
+            if not growth.running and not growth.landed:
+                self._finish(growth)
+        self.growing = [g for g in self.growing if g.running or g.landed]
+
+    def _expand(self, growth: _Growth) -> None:
+        """One round of the tree, or one pick of an asynchronous rule; nothing once plan or budget is used up."""
+        tree, plan = growth.tree, self.plan
+        total = plan.rounds * plan.expansions
+        used = replace(growth.tally, trajectories=growth.tally.trajectories + growth.running)
+        if growth.picks >= total or not used.within(growth.budget) or not tree.root.branchable:
+            return
+        k = 1 if self.asynchronous else plan.expansions
+        if growth.budget.leaves is not None:
+            k = min(k, growth.budget.leaves - used.trajectories)
+        rng = derive_rng(self.setting.run_seed, tree.prompt_uid, tree.index, "pick", growth.picks)
+        picks = plan.rule(tree, k, rng)
+        if len(picks) > k:
+            raise ConfigError(f"the expansion rule was asked for at most {k} places and returned {len(picks)}")
+        growth.picks += 1 if self.asynchronous else plan.expansions
+        tree.rounds = growth.picks // plan.expansions
+        for pick in picks:
+            self._check(pick, tree)
+            self._launch(growth, pick.parent, Node(picked=pick.picked, score=pick.score, reason=pick.reason))
+
+    def _check(self, pick: Expansion, tree: Tree) -> None:
+        node = pick.parent
+        while node.parent is not None:
+            node = node.parent
+        if node is not tree.root or pick.parent.is_leaf or not pick.parent.branchable:
+            raise ConfigError(
+                f"the expansion rule {self.plan.rule!r} chose node {pick.parent.path} (status {pick.parent.status}, "
+                f"branchable {pick.parent.branchable}); it must choose open, branchable nodes of the tree it was given"
+            )
+
+    def _finish(self, growth: _Growth) -> None:
+        """Prune, count, let go of the engine's handles, and hand the tree over."""
+        self._prune(growth)
+        growth.tally.close(growth.tree)
+        for node in growth.tree.root.walk():
+            node.prefix = None
+        growth.scheduled.clear()
+        if self.on_tree is not None:
+            self.on_tree(growth.tree)
+
+    def _prune(self, growth: _Growth) -> None:
+        leaves, keep = growth.tree.scored_leaves(), self.plan.kept_leaves
+        if keep is None or len(leaves) <= keep:
+            return
+        rng = derive_rng(self.setting.run_seed, growth.prompt.uid, growth.tree.index, "keep")
+        chosen = set(rng.choice(len(leaves), size=keep, replace=False).tolist())
+        for i, leaf in enumerate(leaves):
+            leaf.pruned = i not in chosen
+
+    # Scores
+
+    def _score(self, landed: Sequence[tuple[_Growth, Node]]) -> None:
+        live = [(g, leaf) for g, leaf in landed if leaf.status != "failed"]
+        finished = [_finished(g, leaf) for g, leaf in live]
+        for (_, leaf), scored in zip(live, score(finished, scorer=self.scorer, finisher=self.finisher), strict=True):
+            if scored.finished is not None and scored.finished.answer != leaf.info.get("answer"):
+                leaf.info = FrozenDict({**leaf.info, "answer": scored.finished.answer})
+            if isinstance(scored.reward, Failed):
+                leaf.status = "failed"
+                leaf.info = FrozenDict({**leaf.info, "error": scored.reward.kind, "message": scored.reward.message})
+            else:
+                leaf.reward = scored.reward
+
+
+def _calls(job: _Job) -> tuple[ToolCall, ...]:
+    return job.ask if isinstance(job.ask, tuple) else ()
+
+
+def _sum(growths: Sequence[_Growth]) -> Tally:
+    total = Tally()
+    for growth in growths:
+        total.add(growth.tally)
+    return total
+
+
+def _finished(growth: _Growth, leaf: Node) -> Finished:
+    path = leaf.trajectory()
+    return Finished(
+        task=growth.prompt.task,
+        prompt=growth.tree.root.observation,
+        turns=tuple(FinishedTurn(n.text, n.action, n.observation, n.info) for n in path),
+        status="answered" if leaf.status == "answered" else "truncated",
+        answer=leaf.info.get("answer"),
+        reward=sum(n.step_reward for n in path),
+        state=leaf.state,
+        info=leaf.info,
+    )
+
+
+class _EngineDesk:
+    """Asks the engine for batches; when a batch fails, finds out which of its requests do."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.answered = 0
+        self.failed_in_a_row = 0
+        self.error: Exception | None = None
+
+    def ask(self, requests: Sequence[Request]) -> list[tuple[int, Generation | Failed]]:
+        """(index, reply) in the order in which the engine answered.
+
+        Raises ``EngineError`` after ``DEAD_AFTER`` failures in a row.
+        """
+        replies: dict[int, Generation | Failed] = {}
+        error = self._collect(range(len(requests)), requests, replies)
+        if error is not None:
+            for i in range(len(requests)):
+                if i not in replies:
+                    single = self._collect([i], requests, replies) if len(requests) > 1 else error
+                    if single is not None:
+                        replies[i] = self._give_up(requests[i], single)
+        return list(replies.items())
+
+    def check(self) -> None:
+        """Raise the engine's error if it never answered: nothing was rolled out, so there is nothing to return."""
+        if self.error is not None and not self.answered:
+            raise self._typed(self.error) from self.error
+
+    def _collect(
+        self, places: Sequence[int], requests: Sequence[Request], replies: dict[int, Generation | Failed]
+    ) -> Exception | None:
+        try:
+            for place, generation in _generate(self.engine, [requests[i] for i in places]):
+                replies[places[place]] = generation
+                self.answered += 1
+                self.failed_in_a_row = 0
+        except Exception as error:  # engines are remote servers and GPUs: anything can come out of them
+            return error
+        return None
+
+    def _give_up(self, request: Request, error: Exception) -> Failed:
+        self.error = error
+        self.failed_in_a_row += 1
+        if self.failed_in_a_row >= DEAD_AFTER:
+            raise self._typed(error) from error
+        return Failed(type(error).__name__, f"request {request.key}: {error}")
+
+    def _typed(self, error: Exception) -> EngineError:
+        return EngineError(
+            f"{type(self.engine).__name__} failed {self.failed_in_a_row} requests in a row after answering "
+            f"{self.answered}; the last error was {type(error).__name__}: {error}"
+        )
+
+
+def _generate(engine: Engine, requests: Sequence[Request]) -> Sequence[tuple[int, Generation]]:
+    """One engine call. Engines that answer as results arrive offer ``as_completed(requests)``."""
+    if not requests:
+        return []
+    arriving: Any = getattr(engine, "as_completed", None)
+    if arriving is not None:
+        pairs = list(arriving(requests))
+        if sorted(i for i, _ in pairs) != list(range(len(requests))):
+            raise EngineError(f"{type(engine).__name__} did not answer each of {len(requests)} requests exactly once")
+        return pairs
+    generations = engine.generate(requests)
+    if len(generations) != len(requests):
+        raise EngineError(
+            f"{type(engine).__name__} answered {len(generations)} generations to {len(requests)} requests; it must "
+            "give exactly one for each, in the same order"
+        )
+    return list(enumerate(generations))

@@ -1,0 +1,116 @@
+"""What a rollout used, counted exactly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+
+from turntree.envs.task import FrozenDict
+from turntree.trainers.plan import Budget
+from turntree.trainers.tree import Tree
+
+__all__ = ["RolloutStats", "Tally"]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running counts of one tree, or of many added up. See :class:`RolloutStats` for what each counts."""
+
+    trajectories: int = 0
+    turns: int = 0
+    generated_tokens: int = 0
+    discarded_tokens: int = 0
+    tool_calls: int = 0
+    aborted: int = 0
+    pruned: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    truncated: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Tally) -> None:
+        """Add ``other``'s counts to these."""
+        for f in fields(self):
+            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
+
+    def close(self, tree: Tree) -> None:
+        """Count what became of the leaves of a finished tree."""
+        for leaf in tree.leaves():
+            self.pruned += leaf.pruned
+            if leaf.status == "failed":
+                self.errors[str(leaf.info["error"])] += 1
+            elif leaf.status == "truncated":
+                self.truncated[str(leaf.info.get("stop_reason", "unknown"))] += 1
+
+    def within(self, budget: Budget) -> bool:
+        """Whether there is some of every bounded thing left."""
+        used = ((self.trajectories, budget.leaves), (self.generated_tokens, budget.generated_tokens))
+        return all(b is None or n < b for n, b in (*used, (self.tool_calls, budget.tool_calls)))
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStats:
+    """Counts of a whole rollout.
+
+    ``trajectories``: leaves of all kinds. ``turns``: sampled turns. ``generated_tokens``: everything that the engine
+    returned; ``discarded_tokens`` of these are in no tree (aborted turns, and tokens after a stop string or limit).
+    ``tool_calls``: calls of turns that were answered; ``tool_attempts``: calls handed to tools, retries included,
+    identical ones of a batch once. ``aborted``: aborted generations. ``errors``: failed leaves by type; ``truncated``:
+    truncated leaves by reason. ``pruned``: leaves left out of training by ``kept_leaves``. ``overshoot_*``: use beyond
+    the prompts' budgets. ``dropped_groups``: groups with too few scored leaves, once they were dropped.
+    """
+
+    prompts: int = 0
+    trees: int = 0
+    trajectories: int = 0
+    turns: int = 0
+    generated_tokens: int = 0
+    discarded_tokens: int = 0
+    tool_calls: int = 0
+    tool_attempts: int = 0
+    aborted: int = 0
+    pruned: int = 0
+    dropped_groups: int = 0
+    overshoot_leaves: int = 0
+    overshoot_generated_tokens: int = 0
+    overshoot_tool_calls: int = 0
+    errors: FrozenDict = field(default_factory=FrozenDict)
+    truncated: FrozenDict = field(default_factory=FrozenDict)
+
+    @property
+    def failed(self) -> int:
+        """Leaves that failed, of all types."""
+        return sum(self.errors.values())
+
+    def as_dict(self) -> dict[str, int]:
+        """All counts, flat: ``generated_tokens``, ..., ``error/<type>/count``, ``truncated/<reason>/count``."""
+        flat = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("errors", "truncated")}
+        flat["failed"] = self.failed
+        flat |= {f"error/{kind}/count": n for kind, n in sorted(self.errors.items())}
+        return flat | {f"truncated/{reason}/count": n for reason, n in sorted(self.truncated.items())}
+
+    @staticmethod
+    def of(per_prompt: Iterable[Tally], *, trees: int, tool_attempts: int, budget: Budget | None) -> RolloutStats:
+        """Add up the prompts' tallies and measure each against ``budget``."""
+        total, over, prompts, budget = Tally(), Tally(), 0, budget or Budget()
+        for tally in per_prompt:
+            prompts += 1
+            total.add(tally)
+            over.trajectories += _beyond(tally.trajectories, budget.leaves)
+            over.generated_tokens += _beyond(tally.generated_tokens, budget.generated_tokens)
+            over.tool_calls += _beyond(tally.tool_calls, budget.tool_calls)
+        counts = {f.name: getattr(total, f.name) for f in fields(total) if f.name not in ("errors", "truncated")}
+        return RolloutStats(
+            prompts=prompts,
+            trees=trees,
+            tool_attempts=tool_attempts,
+            overshoot_leaves=over.trajectories,
+            overshoot_generated_tokens=over.generated_tokens,
+            overshoot_tool_calls=over.tool_calls,
+            errors=FrozenDict(total.errors),
+            truncated=FrozenDict(total.truncated),
+            **counts,
+        )
+
+
+def _beyond(used: int, budget: int | None) -> int:
+    return 0 if budget is None else max(0, used - budget)
