@@ -1,1 +1,67 @@
-"""The tasks: state, turn grammar, rewards, data sets, worlds. Never imports torch."""
+"""The tasks: state, turn grammar, rewards, data sets, worlds. Never imports torch.
+
+Importing this package registers the environments with Gymnasium.
+"""
+
+from __future__ import annotations
+
+import gymnasium
+
+from turntree.envs.core import Action, Pending, Step, Tool, ToolCall, ToolFailure, ToolResult, TurnCore
+from turntree.envs.grammar import Grammar, ParsedTurn, TagGrammar, TurnRecord
+from turntree.envs.metrics import exact_match, f1_score, sub_exact_match
+from turntree.envs.rewards import Outcome, Reward
+from turntree.envs.search_qa import Limits, SearchQACore, SearchQAEnv, SearchQAState
+from turntree.envs.snapshot import History, RandomStream, Snapshot
+from turntree.envs.spaces import UnicodeText
+from turntree.envs.task import FrozenDict, Question
+from turntree.envs.tools import SearchTool, execute
+from turntree.envs.turn_env import TurnEnv
+
+__all__ = [
+    "Action",
+    "FrozenDict",
+    "Grammar",
+    "History",
+    "Limits",
+    "Outcome",
+    "ParsedTurn",
+    "Pending",
+    "Question",
+    "RandomStream",
+    "Reward",
+    "SearchQACore",
+    "SearchQAEnv",
+    "SearchQAState",
+    "SearchTool",
+    "Snapshot",
+    "Step",
+    "TagGrammar",
+    "Tool",
+    "ToolCall",
+    "ToolFailure",
+    "ToolResult",
+    "TurnCore",
+    "TurnEnv",
+    "TurnRecord",
+    "UnicodeText",
+    "exact_match",
+    "execute",
+    "f1_score",
+    "register_envs",
+    "sub_exact_match",
+]
+
+
+def register_envs() -> None:
+    """Register every environment under ``turntree/``; calling it again changes nothing.
+
+    No time limit: the environments truncate by themselves, since a wrapper's counter does not survive a restore.
+    """
+    if "turntree/SearchQA-v0" not in gymnasium.registry:
+        gymnasium.register(
+            id="turntree/SearchQA-v0", entry_point="turntree.envs.search_qa:SearchQAEnv", max_episode_steps=None
+        )
+
+
+register_envs()

@@ -1,0 +1,155 @@
+"""Exact match, sub-exact match and F1 of short answers.
+
+Two normalisers, chosen by name, so that a result can say which one it used:
+
+``squad`` (default; English) reproduces the official SQuAD v1 / HotpotQA scorers: lower case, ASCII punctuation deleted
+without inserting a space, ``a``, ``an``, ``the`` removed, white space collapsed. F1 has HotpotQA's rule that ``yes``,
+``no`` and ``noanswer`` score 0 against anything else. Known to be blind: ``3.5`` equals ``35``, ``-5`` equals ``5``,
+full-width forms and Chinese punctuation are left alone, a Chinese answer is one word. One deviation: a gold answer
+that normalises to nothing (``A``, ``The The``) is never contained in every prediction. Sub-EM then asks for equality,
+and F1 compares the forms before articles are removed.
+
+``unicode`` (any language) keeps numbers, signs and scripts apart: NFKC and case folding (so NFC equals NFD, full-width
+equals half-width, ``ß`` equals ``ss``); Chinese characters and kana are one token each, other scripts split at white
+space; punctuation of every script is deleted; a decimal point and a leading minus stay; thousands separators go; other
+punctuation between digits separates (``2012-13``); English articles are removed. An answer that would lose everything
+keeps what it had. Sub-EM matches whole tokens, so ``5`` is not in ``3.5``.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal, get_args
+
+from turntree.envs.loading import reject_unknown
+
+__all__ = ["Normalizer", "exact_match", "f1_score", "normalize_answer", "sub_exact_match"]
+
+Normalizer = Literal["squad", "unicode"]
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_ARTICLE_WORDS = frozenset({"a", "an", "the"})
+_ASCII_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
+# Kana, Bopomofo and Han with its extensions: scripts that are written without spaces.
+_UNSPACED = (
+    "\u3005-\u3007\u3040-\u30ff\u3100-\u312f\u31a0-\u31bf\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_TOKEN = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_DASHES = frozenset("-\u2010\u2011\u2012\u2013\u2014\u2212")
+
+
+def exact_match(
+    prediction: str | None, golden_answers: str | Sequence[str], *, normalizer: Normalizer = "squad"
+) -> float:
+    """1.0 if the normalised prediction equals any normalised gold answer, else 0.0 (also for ``None`` or no golds)."""
+    _check(normalizer)
+    if prediction is None:
+        return 0.0
+    found = normalize_answer(prediction, normalizer=normalizer)
+    return float(any(found == normalize_answer(gold, normalizer=normalizer) for gold in _golds(golden_answers)))
+
+
+def sub_exact_match(
+    prediction: str | None, golden_answers: str | Sequence[str], *, normalizer: Normalizer = "squad"
+) -> float:
+    """1.0 if any normalised gold answer is contained in the normalised prediction, else 0.0."""
+    _check(normalizer)
+    if prediction is None:
+        return 0.0
+    found = normalize_answer(prediction, normalizer=normalizer)
+    golds = [normalize_answer(gold, normalizer=normalizer) for gold in _golds(golden_answers)]
+    return float(any(_contains(found, gold, whole_tokens=normalizer == "unicode") for gold in golds))
+
+
+def f1_score(prediction: str | None, golden_answers: str | Sequence[str], *, normalizer: Normalizer = "squad") -> float:
+    """Harmonic mean of token precision and recall, the best over the gold answers; in [0, 1]."""
+    _check(normalizer)
+    if prediction is None:
+        return 0.0
+    return max((_f1(prediction, gold, normalizer) for gold in _golds(golden_answers)), default=0.0)
+
+
+@lru_cache(maxsize=4096)
+def normalize_answer(text: str, *, normalizer: Normalizer = "squad") -> str:
+    """The form that is compared; under ``unicode`` its tokens are joined by single spaces."""
+    if normalizer == "unicode":
+        return " ".join(_unicode_tokens(text))
+    return " ".join(_ARTICLES.sub(" ", _unpunctuated(text)).split())
+
+
+def _check(normalizer: str) -> None:
+    reject_unknown([normalizer], get_args(Normalizer), what="normalizer")
+
+
+def _golds(golden_answers: str | Sequence[str]) -> list[str]:
+    """Gold answers as strings; data sets hold single strings and numbers too."""
+    return [golden_answers] if isinstance(golden_answers, str) else [str(gold) for gold in golden_answers]
+
+
+def _unpunctuated(text: str) -> str:
+    return text.lower().translate(_ASCII_PUNCTUATION)
+
+
+def _contains(found: str, gold: str, *, whole_tokens: bool) -> bool:
+    if not gold:
+        return not found
+    return f" {gold} " in f" {found} " if whole_tokens else gold in found
+
+
+def _f1(prediction: str, gold: str, normalizer: Normalizer) -> float:
+    """One pair. HotpotQA's ``hotpot_evaluate_v1.f1_score``, with the deviation of the module's docstring."""
+    left, right = (normalize_answer(text, normalizer=normalizer) for text in (prediction, gold))
+    if not left and not right and normalizer == "squad":
+        left, right = (" ".join(_unpunctuated(text).split()) for text in (prediction, gold))
+    if left != right and (left in _CLOSED_ANSWERS or right in _CLOSED_ANSWERS):
+        return 0.0
+    predicted, golden = left.split(), right.split()
+    common = sum((Counter(predicted) & Counter(golden)).values())
+    if not common:
+        return 0.0
+    precision, recall = common / len(predicted), common / len(golden)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _unicode_tokens(text: str) -> list[str]:
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    joined = _THOUSANDS.sub(lambda match: match.group().replace(",", ""), folded)
+    kept = "".join(_keep(joined, i) for i in range(len(joined)))
+    tokens = _TOKEN.findall(kept) or _TOKEN.findall(folded)
+    return [token for token in tokens if token not in _ARTICLE_WORDS] or tokens
+
+
+def _keep(text: str, index: int) -> str:
+    """What becomes of one character: itself, nothing, a space, or the ``-`` of a negative number."""
+    character = text[index]
+    if not _is_punctuation(character):
+        return character
+    before, after = text[index - 1 : index], text[index + 1 : index + 2]
+    if character == "." and after.isdecimal():
+        if before.isdecimal():
+            return "."
+        return "" if _is_word(before) else "0."
+    if character in _DASHES and not _is_word(before) and _starts_number(text, index + 1):
+        return "-"
+    return " " if before.isdecimal() and after.isdecimal() else ""
+
+
+def _is_punctuation(character: str) -> bool:
+    return character in string.punctuation or character == "\u2212" or unicodedata.category(character).startswith("P")
+
+
+def _is_word(character: str) -> bool:
+    """Whether a dash after ``character`` joins words rather than being a sign; scripts without spaces do not join."""
+    return character.isalnum() and not re.match(f"[{_UNSPACED}]", character)
+
+
+def _starts_number(text: str, index: int) -> bool:
+    return bool(re.match(r"[$£€¥]?\.?\d", text[index : index + 3]))

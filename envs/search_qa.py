@@ -1,0 +1,453 @@
+"""Multi-turn question answering with a search tool: the rules as a pure core, and the Gymnasium environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from turntree.envs.core import Action, Finish, Pending, Step, ToolCall, ToolResult, TurnCore
+from turntree.envs.grammar import GRAMMARS, Grammar, Observation, ParsedTurn, TagGrammar, Think, TurnRecord
+from turntree.envs.loading import reject_unknown, resolve
+from turntree.envs.metrics import Normalizer
+from turntree.envs.rewards import Outcome, Reward, evaluate_reward, load_reward, reward_name
+from turntree.envs.snapshot import History, RandomStream
+from turntree.envs.task import FrozenDict, Question
+from turntree.envs.tools import SearchTool
+from turntree.envs.truncation import ObservationLimit, Tokenizer
+from turntree.envs.turn_env import TurnEnv
+from turntree.errors import ConfigError, DataError, SnapshotError, TurnTreeError
+from turntree.search_backend.passage import Passage, SearchBackend
+
+__all__ = ["Limits", "OnLength", "SearchQACore", "SearchQAEnv", "SearchQAState"]
+
+OnLength = Literal["end", "correct"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of an episode; part of the environment's fingerprint.
+
+    ``max_turns``: model turns in all, the answer's included. ``max_searches``: executed searches (None: one a turn,
+    the last turn excepted). ``top_k``: passages a search. ``on_length``: a turn cut at its length limit ends the
+    episode, or gets one correction (a second cut in a row ends it). ``max_observation_tokens``: tokens of one
+    observation.
+    """
+
+    max_turns: int = 4
+    max_searches: int | None = None
+    top_k: int = 3
+    on_length: OnLength = "end"
+    max_observation_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_turns", 1), ("max_searches", 0), ("top_k", 1), ("max_observation_tokens", 1)):
+            value = getattr(self, name)
+            if value is None and name in ("max_searches", "max_observation_tokens"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name}: expected an integer of at least {least}, found {value!r}")
+        reject_unknown([self.on_length], get_args(OnLength), what="on_length setting")
+
+    @property
+    def searches(self) -> int:
+        """How many searches can be executed at most."""
+        most = self.max_turns - 1
+        return most if self.max_searches is None else min(most, self.max_searches)
+
+    def searches_left(self, *, turns: int, searches: int) -> int:
+        """How many searches can still be executed after ``turns`` turns and ``searches`` searches."""
+        return 0 if turns + 1 >= self.max_turns else self.searches - searches
+
+
+@dataclass(frozen=True, slots=True)
+class SearchQAState:
+    """An episode between two turns. ``length_cuts`` counts the turns in a row that were cut at their length limit."""
+
+    task: Question
+    stream: RandomStream
+    history: History[TurnRecord] = dataclasses.field(default_factory=History)
+    searches: int = 0
+    length_cuts: int = 0
+    stop_reason: str = ""
+
+    @property
+    def turns(self) -> int:
+        """Model turns so far."""
+        return len(self.history)
+
+
+class SearchQACore(TurnCore[SearchQAState]):
+    """The rules. A turn searches, answers, or is corrected; before the last turn the agent is told so.
+
+    A search in the last turn is not executed: the episode ends truncated, with an empty observation.
+
+    ``info`` of every turn holds ``action``, ``turns``, ``searches``, ``overrun``, ``other_dialect``, and where they
+    apply ``invalid_reason``, ``retrieved``, ``observation_truncated``; at the end ``stop_reason``, ``answer``, ``em``,
+    ``f1``, ``format_valid``, ``format_reason``.
+    """
+
+    def __init__(
+        self,
+        search: SearchBackend,
+        *,
+        limits: Limits | None = None,
+        grammar: Grammar | None = None,
+        reward: Reward | str = "em",
+        normalizer: Normalizer = "squad",
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.grammar: Grammar = grammar or TagGrammar()
+        self.reward = load_reward(reward)
+        reject_unknown([normalizer], get_args(Normalizer), what="normalizer")
+        self.normalizer: Normalizer = normalizer
+        self.tools = {"search": SearchTool(search, k=self.limits.top_k)}
+        self._limit = _observation_limit(self.limits.max_observation_tokens, tokenizer, self.grammar)
+        self._fingerprint = self._hash(search)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of limits, grammar, reward, normaliser, token limit and search backend."""
+        return self._fingerprint
+
+    def initial(self, task: Question, *, seed: int) -> tuple[SearchQAState, str]:
+        """The state before the first turn, and the prompt. Raises ``DataError`` for a task without a question."""
+        if not isinstance(task, Question):
+            raise DataError(f"expected a Question as task, found {type(task).__name__}")
+        state = SearchQAState(task=task, stream=RandomStream(seed))
+        try:
+            prompt = self.grammar.prompt(task.question)
+        except DataError as error:
+            raise DataError(f"question {task.id!r}: {error}") from error
+        if self.limits.searches_left(turns=0, searches=0) == 0:
+            prompt = f"{prompt}\n\n{self.grammar.last_turn_notice().strip()}"
+        return state, prompt
+
+    def act(
+        self, state: SearchQAState, text: str, *, finish: Finish = "stop"
+    ) -> Step[SearchQAState] | Pending[SearchQAState]:
+        """Read one turn. A turn cut at its length limit is never executed, well-formed or not."""
+        self._require_open(state)
+        parsed = self.grammar.parse(text)
+        if finish == "length":
+            return self._cut(state, text, parsed)
+        state = replace(state, length_cuts=0)
+        action = parsed.action
+        record = TurnRecord(text, action)
+        if action.kind == "answer":
+            return self._end(state, "answer", record=record, parsed=parsed, answer=action.argument)
+        if state.turns + 1 >= self.limits.max_turns:
+            return self._end(state, "turns", record=record, parsed=parsed)
+        if action.kind != "search":
+            return self._correct(state, text, parsed, reason=action.argument)
+        if self.limits.searches_left(turns=state.turns, searches=state.searches) == 0:
+            return self._correct(state, text, parsed, reason="no_searches_left")
+        return Pending(text, action, (ToolCall("search", action.argument),))
+
+    def resolve(
+        self, state: SearchQAState, pending: Pending[SearchQAState], results: Sequence[ToolResult]
+    ) -> Step[SearchQAState]:
+        """Show what the search found."""
+        passages: tuple[Passage, ...] = tuple(p for result in results for p in result.value)
+        searches = state.searches + len(results)
+        observation = self._announced(self.grammar.results(passages), turns=state.turns + 1, searches=searches)
+        observation, cut = (observation, False) if self._limit is None else self._limit.cut(observation)
+        record = TurnRecord(pending.text, pending.action, observation.text, "results")
+        after = replace(state, history=state.history.append(record), searches=searches, length_cuts=0)
+        info = self._info(after, self.grammar.parse(pending.text)) | {
+            "retrieved": [{"id": p.id, "title": p.title} for p in passages],
+            "observation_truncated": cut,
+        }
+        return Step(after, observation.text, info=FrozenDict(info))
+
+    def truncate(self, state: SearchQAState, reason: str) -> Step[SearchQAState]:
+        """End the episode from outside; scored like any truncation. The step has no turn of its own."""
+        self._require_open(state)
+        return self._end(state, reason)
+
+    def reseed(self, state: SearchQAState, seed: int) -> SearchQAState:
+        return replace(state, stream=RandomStream(seed))
+
+    def encode_state(self, state: SearchQAState) -> dict[str, Any]:
+        """The state as JSON-able data."""
+        return {
+            "task": state.task.to_json(),
+            "stream": state.stream.to_json(),
+            "history": [
+                [turn.text, turn.action.kind, turn.action.argument, turn.observation, turn.kind]
+                for turn in state.history
+            ],
+            "searches": state.searches,
+            "length_cuts": state.length_cuts,
+            "stop_reason": state.stop_reason,
+        }
+
+    def decode_state(self, data: Mapping[str, Any]) -> SearchQAState:
+        """The inverse of :meth:`encode_state`; raises ``SnapshotError`` on anything else."""
+        try:
+            turns = [TurnRecord(text, Action(k, arg), seen, kind) for text, k, arg, seen, kind in data["history"]]
+            return SearchQAState(
+                task=Question.from_json(data["task"]),
+                stream=RandomStream.from_json(data["stream"]),
+                history=History(turns),
+                searches=int(data["searches"]),
+                length_cuts=int(data["length_cuts"]),
+                stop_reason=str(data["stop_reason"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SnapshotError(
+                f"expected the state of a SearchQA episode, found something else ({type(error).__name__}: {error})"
+            ) from error
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _require_open(self, state: SearchQAState) -> None:
+        if state.stop_reason:
+            raise TurnTreeError(
+                f"the episode of question {state.task.id!r} is over ({state.stop_reason}); go on from an earlier state"
+            )
+
+    def _cut(self, state: SearchQAState, text: str, parsed: ParsedTurn) -> Step[SearchQAState]:
+        """A turn that ran into its length limit."""
+        invalid = replace(parsed, action=Action("invalid", "cut_at_length"), span=None)
+        last = state.turns + 1 >= self.limits.max_turns
+        if self.limits.on_length == "end" or state.length_cuts or last:
+            return self._end(state, "length", record=TurnRecord(text, invalid.action), parsed=invalid)
+        counted = replace(state, length_cuts=state.length_cuts + 1)
+        return self._correct(counted, text, invalid, reason="cut_at_length")
+
+    def _correct(self, state: SearchQAState, text: str, parsed: ParsedTurn, *, reason: str) -> Step[SearchQAState]:
+        """A turn that is not executed: the agent is told why and may go on."""
+        invalid = replace(parsed, action=Action("invalid", reason))
+        spoken = Observation("", "", self.grammar.correction(reason))
+        observation = self._announced(spoken, turns=state.turns + 1, searches=state.searches)
+        record = TurnRecord(text, invalid.action, observation.text, "correction")
+        after = replace(state, history=state.history.append(record))
+        return Step(after, observation.text, info=FrozenDict(self._info(after, invalid)))
+
+    def _announced(self, observation: Observation, *, turns: int, searches: int) -> Observation:
+        """The observation, with the notice when the next turn cannot search."""
+        if self.limits.searches_left(turns=turns, searches=searches) > 0:
+            return observation
+        return replace(observation, tail=observation.tail + self.grammar.last_turn_notice())
+
+    def _end(
+        self,
+        state: SearchQAState,
+        reason: str,
+        *,
+        record: TurnRecord | None = None,
+        parsed: ParsedTurn | None = None,
+        answer: str | None = None,
+    ) -> Step[SearchQAState]:
+        """The last step of an episode: terminated with an answer, truncated without one."""
+        history = state.history if record is None else state.history.append(record)
+        after = replace(state, history=history, stop_reason=reason)
+        outcome = self._outcome(after, answer)
+        info = self._info(after, parsed) | {
+            "stop_reason": reason,
+            "answer": answer,
+            "em": outcome.em,
+            "f1": outcome.f1,
+            "format_valid": outcome.format_valid,
+            "format_reason": outcome.format_reason,
+        }
+        return Step(
+            after,
+            "",
+            reward=evaluate_reward(self.reward, outcome),
+            terminated=reason == "answer",
+            truncated=reason != "answer",
+            info=FrozenDict(info),
+        )
+
+    def _outcome(self, state: SearchQAState, answer: str | None) -> Outcome:
+        turns = tuple(state.history)
+        validity = self.grammar.validity(turns)
+        return Outcome(
+            answer=answer,
+            golden_answers=state.task.golden_answers,
+            format_valid=validity.valid,
+            format_reason=validity.reason,
+            observations=tuple(turn.observation for turn in turns if turn.kind == "results"),
+            tools_used=frozenset(turn.action.kind for turn in turns if turn.kind == "results"),
+            turns=len(turns),
+            stop_reason=state.stop_reason,
+            normalizer=self.normalizer,
+        )
+
+    def _info(self, state: SearchQAState, parsed: ParsedTurn | None) -> dict[str, Any]:
+        info: dict[str, Any] = {"turns": state.turns, "searches": state.searches}
+        if parsed is None:
+            return info | {"action": "none"}
+        info |= {
+            "action": parsed.action.kind,
+            "overrun": "overrun" in parsed.notes,
+            "other_dialect": parsed.other_dialect,
+        }
+        if parsed.action.kind == "invalid":
+            info["invalid_reason"] = parsed.action.argument
+        return info
+
+    def _hash(self, search: SearchBackend) -> str:
+        parts = {
+            "core": "SearchQA/1",
+            "limits": dataclasses.asdict(self.limits),
+            "grammar": self.grammar.fingerprint,
+            "reward": reward_name(self.reward),
+            "normalizer": self.normalizer,
+            "tokens": self._limit.fingerprint if self._limit else None,
+            "search": search.fingerprint,
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _observation_limit(
+    max_tokens: int | None, tokenizer: Tokenizer | None, grammar: Grammar
+) -> ObservationLimit | None:
+    """The limit, checked to leave room for everything that is not a document."""
+    if max_tokens is None:
+        return None
+    if tokenizer is None:
+        raise ConfigError(
+            "max_observation_tokens is set, but there is no tokenizer to count with; pass tokenizer= (the policy's)"
+        )
+    limit = ObservationLimit(max_tokens, tokenizer)
+    empty = grammar.results([])
+    notice = grammar.last_turn_notice()
+    limit.require(empty.text + notice, what="an empty result with the notice of the last turn")
+    limit.require(grammar.correction("no_action") + notice, what="a correction with the notice of the last turn")
+    return limit
+
+
+class SearchQAEnv(TurnEnv[SearchQAState]):
+    """``turntree/SearchQA-v0``: questions answered over several turns with a search tool.
+
+    ``questions``: a list of :class:`Question`, or a path for ``load_questions``. What is searched: ``corpus`` (passages
+    or a path, indexed with BM25) or ``search`` (any backend). Without questions and corpus a small fictional world is
+    used. ``grammar``: an object, ``"tags"``, or an import path; ``think`` sets the default grammar's. ``reward``: see
+    :mod:`turntree.envs.rewards`. The limits are those of :class:`Limits`. Unknown arguments raise ``ConfigError``.
+    """
+
+    def __init__(
+        self,
+        questions: str | Path | Sequence[Question] | None = None,
+        *,
+        corpus: str | Path | Sequence[Passage] | None = None,
+        search: SearchBackend | None = None,
+        max_turns: int = 4,
+        max_searches: int | None = None,
+        top_k: int = 3,
+        max_observation_tokens: int | None = None,
+        tokenizer: Tokenizer | None = None,
+        on_length: OnLength = "end",
+        grammar: Grammar | str | None = None,
+        think: Think | None = None,
+        reward: Reward | str = "em",
+        normalizer: Normalizer = "squad",
+        tool_retries: int = 2,
+        tool_backoff_s: float = 0.5,
+        **unknown: Any,
+    ) -> None:
+        reject_unknown(unknown, _env_options(), what="environment option")
+        limits = Limits(max_turns, max_searches, top_k, on_length, max_observation_tokens)
+        chosen = _load_grammar(grammar, think)
+        tasks, backend = _load_data(questions, corpus, search)
+        core = SearchQACore(
+            backend, limits=limits, grammar=chosen, reward=reward, normalizer=normalizer, tokenizer=tokenizer
+        )
+        super().__init__(
+            core,
+            tasks,
+            tool_retries=tool_retries,
+            tool_backoff_s=tool_backoff_s,
+            action_examples=_ACTION_EXAMPLES if isinstance(chosen, TagGrammar) else (),
+        )
+
+    def as_task(self, value: Any) -> Question:
+        """A :class:`Question`, or its JSON form."""
+        if isinstance(value, Question):
+            return value
+        try:
+            return Question.from_json(value)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"reset option 'task': expected a Question or its JSON form, found {value!r:.200}"
+            ) from error
+
+
+_ACTION_EXAMPLES = (
+    "<think>I need a fact.</think>\n<search> who wrote it </search>",
+    "<think>Something else.</think><search>the capital of the country</search>",
+    "<search>《红楼梦》的作者</search>",
+    "<think>Now I know.</think><answer> yes </answer>",
+    "I am not sure what to do.",
+)
+
+
+def _env_options() -> list[str]:
+    return [name for name in inspect.signature(SearchQAEnv).parameters if name != "unknown"]
+
+
+def _load_grammar(grammar: Grammar | str | None, think: Think | None) -> Grammar:
+    """A grammar object from its name, import path (class, factory or instance) or itself."""
+    if grammar is None or grammar == "tags":
+        return TagGrammar(think or "optional")
+    if think is not None:
+        raise ConfigError("think sets the default grammar; an own grammar decides for itself, so leave think out")
+    found: Any = resolve(grammar, GRAMMARS, what="grammar") if isinstance(grammar, str) else grammar
+    if isinstance(found, type) or not isinstance(found, Grammar):
+        found = found() if callable(found) else found
+    if not isinstance(found, Grammar):
+        raise ConfigError(f"grammar: expected an object with the methods of Grammar, found {found!r}")
+    return found
+
+
+def _load_data(
+    questions: str | Path | Sequence[Question] | None,
+    corpus: str | Path | Sequence[Passage] | None,
+    search: SearchBackend | None,
+) -> tuple[Sequence[Question], SearchBackend]:
+    if corpus is not None and search is not None:
+        raise ConfigError("expected corpus or search, found both; a backend brings its own corpus")
+    if questions is None and (corpus is not None or search is not None):
+        raise ConfigError("there is something to search but there are no questions; pass questions=")
+    if questions is None:
+        return _default_world()
+    if corpus is None and search is None:
+        raise ConfigError("there are questions but nothing to search; pass corpus= or search=")
+    return _load_questions(questions), search if search is not None else _load_corpus(corpus or ())
+
+
+def _load_questions(questions: str | Path | Sequence[Question]) -> Sequence[Question]:
+    if isinstance(questions, (str, Path)):
+        from turntree.envs.datasets import load_questions
+
+        return tuple(load_questions(questions))
+    wrong = next((q for q in questions if not isinstance(q, Question)), None)
+    if wrong is not None:
+        raise DataError(f"questions: expected Question objects, found {wrong!r:.200}")
+    return tuple(questions)
+
+
+def _load_corpus(corpus: str | Path | Sequence[Passage]) -> SearchBackend:
+    from turntree.search_backend.bm25 import BM25Backend
+
+    if isinstance(corpus, (str, Path)):
+        return BM25Backend.from_corpus(corpus)
+    return BM25Backend.from_passages(corpus)
+
+
+@functools.cache
+def _default_world() -> tuple[Sequence[Question], SearchBackend]:
+    from turntree.envs.worlds import generate_world
+
+    world = generate_world("quickstart", seed=0)
+    return tuple(world.questions), _load_corpus(world.passages)

@@ -1,0 +1,204 @@
+"""Snapshots are values; so is what they are made of: a shared history and a counter-based random stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+
+from turntree.envs.core import TurnCore
+from turntree.envs.task import FrozenDict, thaw
+from turntree.errors import SnapshotError
+
+__all__ = ["FORMAT_VERSION", "History", "RandomStream", "Snapshot"]
+
+FORMAT_VERSION = 1
+"""Version of the snapshot format; raised when the meaning of a field changes."""
+
+T = TypeVar("T")
+
+
+class History(Generic[T]):
+    """A persistent sequence: appending is O(1) and shares everything before, so forks share their past.
+
+    Iterates oldest first. Equal when the items are equal. Pickles as a flat tuple, whatever its length.
+    """
+
+    __slots__ = ("_item", "_length", "_parent")
+    _item: T
+    _parent: History[T] | None
+    _length: int
+
+    def __init__(self, items: Iterable[T] = ()) -> None:
+        tail: History[T] | None = None
+        for item in items:
+            tail = _link(tail, item)
+        if tail is None:
+            object.__setattr__(self, "_length", 0)
+            object.__setattr__(self, "_parent", None)
+        else:
+            _fill(self, tail._parent, tail._item)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"History is immutable; cannot set {name!r}")
+
+    def append(self, item: T) -> History[T]:
+        """A history with one more item; this one is unchanged."""
+        return _link(self if self._length else None, item)
+
+    @property
+    def last(self) -> T:
+        """The newest item; raises ``IndexError`` when empty."""
+        if not self._length:
+            raise IndexError("the history is empty")
+        return self._item
+
+    def newest_first(self) -> Iterator[T]:
+        """The items from the newest to the oldest, without building a list."""
+        node: History[T] | None = self if self._length else None
+        while node is not None:
+            yield node._item
+            node = node._parent
+
+    def __iter__(self) -> Iterator[T]:
+        return reversed(list(self.newest_first()))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, History):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in _pairs(self, other))
+
+    def __hash__(self) -> int:
+        return hash((self._length, self._item if self._length else None))
+
+    def __repr__(self) -> str:
+        return f"History({list(self)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (tuple(self),))
+
+    def __copy__(self) -> History[T]:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> History[T]:
+        return self
+
+
+def _link(parent: History[T] | None, item: T) -> History[T]:
+    node: History[T] = History.__new__(History)
+    _fill(node, parent, item)
+    return node
+
+
+def _fill(node: History[T], parent: History[T] | None, item: T) -> None:
+    object.__setattr__(node, "_item", item)
+    object.__setattr__(node, "_parent", parent)
+    object.__setattr__(node, "_length", 1 + (parent._length if parent is not None else 0))
+
+
+def _pairs(left: History[Any], right: History[Any]) -> Iterator[tuple[Any, Any]]:
+    """Items of two equally long histories, newest first, stopping where they begin to share their past."""
+    a: History[Any] | None = left if len(left) else None
+    b: History[Any] | None = right if len(right) else None
+    while a is not None and b is not None and a is not b:
+        yield a._item, b._item
+        a, b = a._parent, b._parent
+
+
+@dataclass(frozen=True, slots=True)
+class RandomStream:
+    """A random stream as a value: the ``position``-th draw from a ``seed``, for randomness inside a state."""
+
+    seed: int
+    position: int = 0
+
+    def draw(self) -> tuple[np.random.Generator, RandomStream]:
+        """A generator for this position, and the stream that follows."""
+        return np.random.default_rng([self.seed, self.position]), RandomStream(self.seed, self.position + 1)
+
+    def to_json(self) -> list[int]:
+        return [self.seed, self.position]
+
+    @staticmethod
+    def from_json(data: Iterable[int]) -> RandomStream:
+        """The inverse of :meth:`to_json`; raises ``ValueError`` or ``TypeError`` on anything else."""
+        seed, position = data
+        return RandomStream(int(seed), int(position))
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole state of an environment as an immutable value.
+
+    It holds the core's own state by reference (taking one is O(1) in the length of the episode), the last
+    observation and info, whether the episode is over, the random state of the environment, the format version and
+    the fingerprint of the environment it belongs to. No live handles: it can be pickled, and written as JSON.
+    """
+
+    fingerprint: str
+    state: Any
+    observation: str
+    info: FrozenDict = field(default_factory=FrozenDict)
+    done: bool = False
+    np_random: FrozenDict = field(default_factory=FrozenDict)
+    version: int = FORMAT_VERSION
+
+    FIELDS: ClassVar[tuple[str, ...]] = ("version", "fingerprint", "state", "observation", "info", "done", "np_random")
+
+    def check(self, fingerprint: str) -> None:
+        """Raise ``SnapshotError`` unless this snapshot can be restored into an environment with ``fingerprint``."""
+        _check_version(self.version)
+        if self.fingerprint != fingerprint:
+            raise SnapshotError(
+                f"the snapshot belongs to an environment with fingerprint {self.fingerprint!r}, but this one has "
+                f"{fingerprint!r}: limits, grammar, reward, tools or corpus differ. Restore it into an environment "
+                "that was built with the same arguments"
+            )
+
+    def to_json(self, core: TurnCore[Any]) -> dict[str, Any]:
+        """JSON-able data; ``core`` encodes the state. :meth:`from_json` gives an equal snapshot back."""
+        self.check(core.fingerprint)
+        return {
+            "version": self.version,
+            "fingerprint": self.fingerprint,
+            "state": core.encode_state(self.state),
+            "observation": self.observation,
+            "info": thaw(self.info),
+            "done": self.done,
+            "np_random": thaw(self.np_random),
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any], core: TurnCore[Any]) -> Snapshot:
+        """The inverse of :meth:`to_json`. Raises ``SnapshotError`` on another version, environment or shape."""
+        if not isinstance(data, Mapping):
+            raise SnapshotError(f"expected a snapshot as a JSON object, found {type(data).__name__}")
+        _check_version(data.get("version"))
+        missing = [name for name in Snapshot.FIELDS if name not in data]
+        if missing:
+            raise SnapshotError(f"the snapshot lacks {', '.join(missing)}; it was cut off or is something else")
+        snapshot = Snapshot(
+            fingerprint=data["fingerprint"],
+            state=None,
+            observation=data["observation"],
+            info=FrozenDict(data["info"]),
+            done=data["done"],
+            np_random=FrozenDict(data["np_random"]),
+            version=data["version"],
+        )
+        snapshot.check(core.fingerprint)
+        object.__setattr__(snapshot, "state", core.decode_state(data["state"]))
+        return snapshot
+
+
+def _check_version(version: object) -> None:
+    if version != FORMAT_VERSION:
+        raise SnapshotError(
+            f"expected snapshot format version {FORMAT_VERSION}, found {version!r}; take the snapshot again with "
+            "this version of turntree, or restore it with the version that wrote it"
+        )

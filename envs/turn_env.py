@@ -1,0 +1,222 @@
+"""A Gymnasium environment over a pure core, with snapshots, restore and forks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import gymnasium
+import numpy as np
+from gymnasium.error import InvalidAction, ResetNeeded
+from gymnasium.utils import seeding
+
+from turntree.envs.core import Finish, Pending, Step, ToolFailure, ToolResult, TurnCore
+from turntree.envs.loading import reject_unknown
+from turntree.envs.snapshot import Snapshot
+from turntree.envs.spaces import UnicodeText
+from turntree.envs.task import FrozenDict, thaw
+from turntree.envs.tools import CallCounter, execute
+from turntree.errors import ConfigError, SnapshotError, ToolError
+
+__all__ = ["TurnEnv"]
+
+S = TypeVar("S")
+
+
+class TurnEnv(gymnasium.Env[str, str], Generic[S]):
+    """Episodes of model turns: ``reset`` gives the prompt's text, ``step`` takes one turn and gives the observation.
+
+    ``core`` holds the rules, ``tasks`` the questions an episode may be about (drawn with ``np_random`` at reset).
+    A tool call that fails is retried ``tool_retries`` times after ``tool_backoff_s`` seconds, doubling; when it still
+    fails, ``step`` raises ``ToolError`` and the environment is as before, so the same turn may be sent again.
+
+    ``calls`` counts the tool calls that this environment object made; it is not part of the state.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own declaration
+    reset_options = ("snapshot", "task", "index")
+
+    def __init__(
+        self,
+        core: TurnCore[S],
+        tasks: Sequence[Any],
+        *,
+        tool_retries: int = 2,
+        tool_backoff_s: float = 0.5,
+        action_examples: Sequence[str] = (),
+    ) -> None:
+        if not len(tasks):
+            raise ConfigError("expected at least one task, found an empty sequence; give the environment questions")
+        if tool_retries < 0 or not 0 <= tool_backoff_s < float("inf"):
+            raise ConfigError(
+                f"expected tool_retries >= 0 and a finite tool_backoff_s >= 0, found {tool_retries}, {tool_backoff_s}"
+            )
+        self.core = core
+        self.tasks = tasks
+        self.tool_retries = tool_retries
+        self.tool_backoff_s = tool_backoff_s
+        self.calls = CallCounter()
+        self.observation_space = UnicodeText()
+        self.action_space = UnicodeText(examples=action_examples)
+        self._state: S | None = None
+        self._observation = ""
+        self._info = FrozenDict()
+        self._done = False
+
+    # -- Gymnasium -------------------------------------------------------------------------------------------
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start an episode.
+
+        ``options`` takes one of ``snapshot`` (a :class:`Snapshot` or its JSON form: continue from there; a ``seed``
+        given beside it re-derives the random stream), ``task`` (an own task) or ``index`` (of ``tasks``); without
+        them a task is drawn. Raises ``ConfigError`` for anything else.
+        """
+        options = dict(options or {})
+        reject_unknown(options, self.reset_options, what="reset option")
+        if len(options) > 1:
+            raise ConfigError(f"expected one reset option at a time, found {sorted(options)}")
+        if "snapshot" in options:
+            return self.restore(self._as_snapshot(options["snapshot"]), seed=seed)
+        super().reset(seed=seed)
+        task, index = self._choose(options)
+        state, observation = self.core.initial(task, seed=int(self.np_random.integers(2**63)))
+        info = {"task_id": getattr(task, "id", None), "task_index": index}
+        self._state, self._observation, self._info, self._done = state, observation, FrozenDict(info), False
+        return observation, thaw(self._info)
+
+    def step(self, action: str, *, finish: Finish = "stop") -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Play one turn: act, execute the tools, resolve.
+
+        ``finish="length"`` says that the text was cut at the turn's length limit. Raises ``ResetNeeded`` before the
+        first reset and after the end of an episode, ``ToolError`` when a tool fails (the state is then unchanged).
+        """
+        if not isinstance(action, str):
+            raise InvalidAction(f"expected the text of a turn (str), found {type(action).__name__}")
+        state = self._require_open()
+        outcome = self.core.act(state, action, finish=finish)
+        step = self._resolve(state, outcome) if isinstance(outcome, Pending) else outcome
+        self._state, self._observation, self._info = step.state, step.observation, step.info
+        self._done = step.done
+        return step.observation, float(step.reward), step.terminated, step.truncated, thaw(step.info)
+
+    # -- snapshots -------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """The state as a value, in O(1). Raises ``SnapshotError`` before the first reset."""
+        if self._state is None:
+            raise SnapshotError("there is no episode to take a snapshot of; call reset() first")
+        return Snapshot(
+            fingerprint=self.core.fingerprint,
+            state=self._state,
+            observation=self._observation,
+            info=self._info,
+            done=self._done,
+            np_random=FrozenDict(self.np_random.bit_generator.state),
+        )
+
+    def restore(self, snapshot: Snapshot, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """Continue from ``snapshot``: exactly (``seed=None``), or with random streams re-derived from ``seed``.
+
+        Returns the observation and info that the episode stood at, like ``reset``. Raises ``SnapshotError`` when
+        the snapshot belongs to another environment.
+        """
+        if not isinstance(snapshot, Snapshot):
+            raise SnapshotError(f"expected a Snapshot, found {type(snapshot).__name__}; use env.snapshot()")
+        snapshot.check(self.core.fingerprint)
+        state: S = snapshot.state
+        if seed is None:
+            self._np_random = _generator(snapshot.np_random)
+            self._np_random_seed = -1
+        else:
+            self._np_random, self._np_random_seed = seeding.np_random(seed)
+            state = self.core.reseed(state, seed)
+        self._state, self._observation = state, snapshot.observation
+        self._info, self._done = snapshot.info, snapshot.done
+        return self._observation, thaw(self._info)
+
+    def fork(self) -> TurnEnv[S]:
+        """An independent environment in the same state; the core and the tasks, which never change, are shared."""
+        twin = copy.copy(self)
+        twin.calls = CallCounter()
+        twin.action_space = copy.deepcopy(self.action_space)
+        twin.observation_space = copy.deepcopy(self.observation_space)
+        twin.restore(self.snapshot())
+        return twin
+
+    def clone_state(self) -> Snapshot:
+        """ALE's name for :meth:`snapshot`."""
+        return self.snapshot()
+
+    def restore_state(self, state: Snapshot) -> None:
+        """ALE's name for :meth:`restore`."""
+        self.restore(state)
+
+    def encode_snapshot(self, snapshot: Snapshot) -> dict[str, Any]:
+        """The snapshot as JSON-able data."""
+        return snapshot.to_json(self.core)
+
+    def decode_snapshot(self, data: Mapping[str, Any]) -> Snapshot:
+        """The inverse of :meth:`encode_snapshot`; raises ``SnapshotError`` on anything else."""
+        return Snapshot.from_json(data, self.core)
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def as_task(self, value: Any) -> Any:
+        """Turn the reset option ``task`` into a task of the core; subclasses read other forms here."""
+        return value
+
+    def _choose(self, options: Mapping[str, Any]) -> tuple[Any, int | None]:
+        if "task" in options:
+            return self.as_task(options["task"]), None
+        if "index" not in options:
+            index = int(self.np_random.integers(len(self.tasks)))
+            return self.tasks[index], index
+        index = options["index"]
+        if not isinstance(index, (int, np.integer)) or not 0 <= index < len(self.tasks):
+            raise ConfigError(f"reset option 'index': expected an integer in 0..{len(self.tasks) - 1}, found {index!r}")
+        return self.tasks[int(index)], int(index)
+
+    def _as_snapshot(self, value: Any) -> Snapshot:
+        return self.decode_snapshot(value) if isinstance(value, Mapping) else value
+
+    def _require_open(self) -> S:
+        if self._state is None:
+            raise ResetNeeded("step() was called before reset(); call reset() first")
+        if self._done:
+            raise ResetNeeded("the episode is over (terminated or truncated); call reset() or restore() a snapshot")
+        return self._state
+
+    def _resolve(self, state: S, pending: Pending[S]) -> Step[S]:
+        outcomes = execute(
+            self.core.tools,
+            pending.calls,
+            retries=self.tool_retries,
+            backoff_s=self.tool_backoff_s,
+            counter=self.calls,
+        )
+        return self.core.resolve(state, pending, [_expect(outcome, self.tool_retries) for outcome in outcomes])
+
+
+def _expect(outcome: ToolResult | ToolFailure, retries: int) -> ToolResult:
+    if isinstance(outcome, ToolFailure):
+        raise ToolError(
+            f"a tool call failed {retries + 1} times, last with {outcome.kind}: {outcome.message}. The episode is "
+            "unchanged: repair the tool and send the same turn again"
+        )
+    return outcome
+
+
+def _generator(state: Mapping[str, Any]) -> np.random.Generator:
+    """A generator in the given bit-generator state."""
+    name = str(state.get("bit_generator"))
+    kind = getattr(np.random, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, np.random.BitGenerator)):
+        raise SnapshotError(f"the snapshot's random state is of unknown kind {name!r}; expected one of numpy's")
+    bits = kind(0)
+    try:
+        bits.state = thaw(state)
+    except (KeyError, TypeError, ValueError) as error:
+        raise SnapshotError(f"the snapshot's random state cannot be read: {error}") from error
+    return np.random.Generator(bits)

@@ -1,0 +1,125 @@
+"""Answers are scored like the official scorers, and numbers, signs and scripts survive the other normaliser."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turntree.envs.metrics import Normalizer, exact_match, f1_score, normalize_answer, sub_exact_match
+from turntree.errors import ConfigError
+
+NORMALIZERS: list[Normalizer] = ["squad", "unicode"]
+
+
+def golden_pairs(golden_dir: Path) -> list[dict[str, Any]]:
+    pairs: list[dict[str, Any]] = json.loads((golden_dir / "qa_em.json").read_text(encoding="utf-8"))["pairs"]
+    return pairs
+
+
+def test_golden_pairs_match_the_official_scorers(golden_dir: Path) -> None:
+    for pair in golden_pairs(golden_dir):
+        pred, golds = pair["pred"], pair["golds"]
+        assert normalize_answer(pred) == pair["normalized_pred"], pair
+        assert [normalize_answer(gold) for gold in golds] == pair["normalized_golds"], pair
+        assert exact_match(pred, golds) == pair["em"], pair
+        assert sub_exact_match(pred, golds) == pair["sub_em"], pair
+        assert f1_score(pred, golds) == pytest.approx(pair["f1"], abs=1e-9), pair
+
+
+def test_golden_pairs_f1_of_each_gold(golden_dir: Path) -> None:
+    for pair in golden_pairs(golden_dir):
+        for gold, (f1, _, _) in zip(pair["golds"], pair["transcribed"]["hotpot_f1_p_r"], strict=True):
+            assert f1_score(pair["pred"], gold) == pytest.approx(f1, abs=1e-9), pair
+
+
+@pytest.mark.parametrize("gold", ["A", "The The", "the"])
+def test_a_gold_of_articles_only_does_not_match_everything(gold: str) -> None:
+    for normalizer in NORMALIZERS:
+        for score in (exact_match, sub_exact_match, f1_score):
+            assert score("zzz", [gold], normalizer=normalizer) == 0
+            assert score("banana", [gold], normalizer=normalizer) == 0
+            assert score(gold, [gold], normalizer=normalizer) == 1
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "equal"),
+    [
+        ("3.5", "35", False),
+        ("-5", "5", False),
+        ("−5", "-5", True),
+        ("-5", "－5", True),
+        ("1.0", "1.0", True),
+        ("1,234,567", "1234567", True),
+        ("1,5", "15", False),
+        (".5", "0.5", True),
+        (".5", "5", False),
+        ("5.", "5", True),
+        ("+5", "5", True),
+        ("$-5", "5", False),
+        ("-$5", "-$5", True),
+        ("2012–13", "2012-13", True),
+        ("2012-13", "201213", False),
+        ("3:30", "330", False),
+        ("１９８４", "1984", True),
+        ("ＡＢＣ", "abc", True),
+        ("straße", "STRASSE", True),
+        ("红楼梦。", "《红楼梦》", True),
+        ("红 楼 梦", "红楼梦", True),
+        ("北京市", "北京", False),
+        ("约-5度", "约5度", False),
+        ("the Eiffel Tower!", "Eiffel tower", True),
+        ("well-known", "wellknown", True),
+        ("!!!", "!!!", True),
+        ("!!!", "zzz", False),
+        ("", "the", False),
+    ],
+)
+def test_unicode_keeps_what_differs_apart(prediction: str, gold: str, equal: bool) -> None:
+    assert exact_match(prediction, gold, normalizer="unicode") == equal
+
+
+def test_unicode_scores_chinese_by_character() -> None:
+    assert f1_score("北京市", "北京", normalizer="unicode") == pytest.approx(0.8)
+    assert sub_exact_match("北京市", "北京", normalizer="unicode") == 1
+    assert sub_exact_match("3.5", "5", normalizer="unicode") == 0
+
+
+def test_numbers_as_golds_and_missing_answers() -> None:
+    golds: Any = [1.0]
+    assert exact_match("1.0", golds) == 1
+    assert exact_match("1.0", golds, normalizer="unicode") == 1
+    assert exact_match(None, ["x"]) == f1_score(None, ["x"]) == sub_exact_match(None, ["x"]) == 0
+    assert exact_match("x", []) == f1_score("x", []) == sub_exact_match("x", []) == 0
+
+
+def test_an_unknown_normalizer_is_named() -> None:
+    wrong: Any = "sqad"
+    with pytest.raises(ConfigError, match="did you mean 'squad'"):
+        exact_match("x", "x", normalizer=wrong)
+
+
+@given(text=st.text(), normalizer=st.sampled_from(NORMALIZERS))
+def test_law_9_a_text_equals_itself_and_scores_are_bounded(text: str, normalizer: Normalizer) -> None:
+    once = normalize_answer(text, normalizer=normalizer)
+    if normalizer == "unicode":
+        assert exact_match(text, unicodedata.normalize("NFD", text), normalizer=normalizer) == 1
+    assert exact_match(text, text, normalizer=normalizer) == 1
+    assert 0 <= f1_score(text, once, normalizer=normalizer) <= 1
+
+
+@given(left=st.decimals(allow_nan=False, allow_infinity=False, places=2), right=st.integers(-(10**6), 10**6))
+def test_law_9_different_numbers_stay_different(left: Any, right: int) -> None:
+    equal = exact_match(f"{left:f}", str(right), normalizer="unicode")
+    assert equal == (f"{left:f}" == str(right))
+    assert exact_match(f"{right}", f"{right:,}", normalizer="unicode") == 1
+
+
+@given(text=st.text(alphabet=st.characters(min_codepoint=0x4E00, max_codepoint=0x9FFF), min_size=1))
+def test_law_9_chinese_is_not_destroyed(text: str) -> None:
+    assert normalize_answer(text, normalizer="unicode").replace(" ", "") == unicodedata.normalize("NFKC", text)
