@@ -27,7 +27,7 @@ def load_questions(path: str | Path, *, limit: int | None = None) -> list[Questi
     ``reward_model.ground_truth.target``, else ``extra_info.answer``, else ``reward_model.ground_truth``; the id is
     derived from data source, split and index where there is none, and the other fields become metadata.
 
-    Raises :class:`DataError`, with file and row, for another layout, an empty question, empty answers or a duplicate id.
+    Raises :class:`DataError` with file and row for another layout, an empty question, empty answers or a repeated id.
     """
     if limit is not None and limit < 0:
         raise ConfigError(f"expected limit >= 0 or None, found {limit}")
@@ -105,7 +105,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             if not text:
                 continue
             if not isinstance(row, dict):
-                inner = f" of rows with the keys {sorted(row[0])}" if _is_table(row) else ""
+                inner = f" of rows with the keys {sorted(row[0])}" if isinstance(row, list) and _is_table(row) else ""
                 raise DataError(
                     f"{path}, line {number}: expected one JSON object {_FLASHRAG} a line, "
                     f"found a {type(row).__name__}{inner}; convert the file to JSON Lines"
@@ -113,8 +113,8 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             yield number, row
 
 
-def _is_table(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+def _is_table(value: list[Any]) -> bool:
+    return bool(value) and isinstance(value[0], dict)
 
 
 def _verl_questions(path: Path) -> Iterator[tuple[str, Question]]:

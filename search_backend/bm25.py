@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,15 @@ class BM25Settings:
             raise ConfigError(f"BM25: expected k1 >= 0 and 0 <= b <= 1, found k1={self.k1}, b={self.b}")
 
 
+class _Options(TypedDict, total=False):
+    """The fields of :class:`BM25Settings` as keyword arguments."""
+
+    k1: float
+    b: float
+    stemmer: str | None
+    stop_words: bool
+
+
 class BM25Backend:
     """BM25 over titles and texts of a fixed list of passages; a :class:`SearchBackend`.
 
@@ -73,14 +82,14 @@ class BM25Backend:
         self._fingerprint = _fingerprint(self.passages, self.settings)
 
     @classmethod
-    def from_passages(cls, passages: Sequence[Passage], *, settings: BM25Settings | None = None) -> BM25Backend:
-        """Index passages that are already in memory."""
-        return cls(passages, settings)
+    def from_passages(cls, passages: Sequence[Passage], **settings: Unpack[_Options]) -> BM25Backend:
+        """Index passages that are already in memory; keyword arguments are the fields of :class:`BM25Settings`."""
+        return cls(passages, BM25Settings(**settings))
 
     @classmethod
-    def from_corpus(cls, path: str | Path, *, settings: BM25Settings | None = None) -> BM25Backend:
+    def from_corpus(cls, path: str | Path, **settings: Unpack[_Options]) -> BM25Backend:
         """Index a ``corpus.jsonl`` file; raises :class:`DataError` where it cannot be read."""
-        return cls(load_corpus(path), settings)
+        return cls(load_corpus(path), BM25Settings(**settings))
 
     @property
     def fingerprint(self) -> str:

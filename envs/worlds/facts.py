@@ -77,7 +77,7 @@ def make_facts(entities: Sequence[Entity], *, stream: Stream) -> Facts:
     namesakes: dict[str, list[int]] = {}
     for entity in entities:
         namesakes.setdefault(entity.words[1], []).append(entity.index)
-    drawn = [_draw(entity, by_kind, namesakes[entity.words[1]], stream) for entity in entities]
+    drawn = [_draw(entity, entities, by_kind, namesakes[entity.words[1]], stream) for entity in entities]
     return Facts(
         entities=tuple(entities),
         objects=tuple(objects for objects, _, _ in drawn),
@@ -87,22 +87,32 @@ def make_facts(entities: Sequence[Entity], *, stream: Stream) -> Facts:
 
 
 def _draw(
-    entity: Entity, by_kind: dict[str, list[int]], namesakes: list[int], stream: Stream
+    entity: Entity, entities: Sequence[Entity], by_kind: dict[str, list[int]], namesakes: list[int], stream: Stream
 ) -> tuple[dict[str, int], tuple[str, int] | None, tuple[int, ...]]:
-    used = {entity.index}
+    used = [entity]
+
+    def fresh(pool: Sequence[int]) -> int:
+        used.append(_fresh([entities[i] for i in pool], used, stream))
+        return used[-1].index
+
     stated = stream.sample(relations_of(entity.kind), 3)
-    objects = {r.word: _fresh(by_kind[r.object], used, stream) for r in stated}
-    if stream.chance(55):
+    objects = {r.word: fresh(by_kind[r.object]) for r in stated}
+    if stream.chance(0.55):
         relation: Relation = stream.pick(stated)
-        return objects, (relation.word, _fresh(by_kind[relation.object], used, stream)), ()
-    # A namesake, where there is one, makes the harder decoy.
-    others = [i for i in namesakes if i not in used] or by_kind[entity.kind]
-    return objects, None, (_fresh(others, used, stream),)
+        return objects, (relation.word, fresh(by_kind[relation.object])), ()
+    # A namesake is the harder decoy: its passage and this one share a word of their titles.
+    others = [i for i in namesakes if entities[i] not in used] if stream.chance(0.5) else []
+    return objects, None, (stream.pick(others) if others else fresh(by_kind[entity.kind]),)
 
 
-def _fresh(pool: Sequence[int], used: set[int], stream: Stream) -> int:
-    """One of ``pool`` that is not in ``used``, which it joins."""
-    while (index := stream.pick(pool)) in used:
-        pass
-    used.add(index)
-    return index
+def _fresh(pool: Sequence[Entity], used: Sequence[Entity], stream: Stream) -> Entity:
+    """One of ``pool`` that is not in ``used`` and, if a few tries find one, shares no word of a name with them.
+
+    Otherwise a passage that names X Y and X Z could outrank the passage about X Y.
+    """
+    taken = {word for entity in used for word in entity.words}
+    for _ in range(20):
+        entity = stream.pick(pool)
+        if taken.isdisjoint(entity.words):
+            return entity
+    return stream.pick([entity for entity in pool if entity not in used])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from turntree.envs.worlds.facts import Facts
 from turntree.envs.worlds.schema import YEARS
 from turntree.envs.worlds.stream import Stream
+from turntree.envs.worlds.styles import Style, Templates
 from turntree.errors import ConfigError, DataError
 
 __all__ = ["Chain", "Form", "Kind", "Lookup", "draw_forms", "evaluate", "steps_of", "word"]
@@ -199,7 +201,7 @@ def _end_kind(chain: Chain, facts: Facts) -> str:
 
 def _phrase(chain: Chain, facts: Facts, style: Style, templates: Templates, stream: Stream) -> str:
     start = facts.entities[chain.start]
-    phrase = f"the {start.kind} {start.name}" if stream.chance(30) else start.name
+    phrase = f"the {start.kind} {start.name}" if stream.chance(0.3) else start.name
     for name in chain.words:
         phrase = style.noun_phrase(name, phrase, templates=templates)
     return phrase

@@ -25,14 +25,16 @@ class Stream:
 
     def below(self, n: int) -> int:
         """A uniform integer of ``[0, n)``, by rejection."""
+        if n < 1:
+            raise ValueError(f"expected n >= 1 to draw below, found {n}")
         width = n.bit_length()
         while (value := self._bits(width)) >= n:
             pass
         return value
 
-    def chance(self, percent: int) -> bool:
-        """True in ``percent`` of 100 cases."""
-        return self.below(100) < percent
+    def chance(self, probability: float) -> bool:
+        """True with this probability."""
+        return self._bits(53) < probability * 2**53
 
     def pick(self, items: Sequence[T]) -> T:
         """One item, uniformly."""

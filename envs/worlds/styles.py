@@ -31,13 +31,13 @@ class Style:
     """One way to write.
 
     ``names`` and ``aliases`` are templates by entity type over the name's words ``{f}`` and ``{s}``. ``shared_names``
-    is the percentage of entities that take another entity's two words under another type: near-duplicate titles.
+    is the share of entities that take another entity's two words under another type: near-duplicate titles.
     """
 
     inventory: NameInventory
     names: dict[str, str]
     aliases: dict[str, str]
-    shared_names: int
+    shared_names: float
     opening: str
     fact: str
     former: str
@@ -63,7 +63,7 @@ class Style:
         return self.opening.format(s=entity.name, also=also, k=entity.kind)
 
     def _fact(self, entity: Entity, stated: Relation, name: str, stream: Stream) -> str:
-        template = stated.sentence if self.prose and stream.chance(50) else self.fact
+        template = stated.sentence if self.prose and stream.chance(0.5) else self.fact
         return template.format(s=entity.name, r=stated.word, o=name)
 
     def noun_phrase(self, word: str, inner: str, *, templates: Templates) -> str:
@@ -108,7 +108,7 @@ STYLES: dict[StyleName, Style] = {
         inventory=SHORT,
         names=dict.fromkeys(SHARES, "{f} {s}"),
         aliases={kind: f"{kind} {{f}} {{s}}" for kind in SHARES},
-        shared_names=0,
+        shared_names=0.0,
         opening="{s} is a {k} .",
         fact="The {r} is {o} .",
         former="The former {r} is {o} .",
@@ -139,7 +139,7 @@ STYLES: dict[StyleName, Style] = {
             "team": "{f} {s} Club",
             "country": "Republic of {f} {s}",
         },
-        shared_names=5,
+        shared_names=0.05,
         opening="{s}{also} is a {k}.",
         fact="The {r} of {s} is {o}.",
         former="Its former {r} was {o}.",

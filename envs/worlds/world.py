@@ -187,7 +187,7 @@ def _entities(config: WorldConfig, split: Split, stream: Stream) -> list[Entity]
 def _entity(index: int, kind: str, pair: tuple[str, str], style: Style, stream: Stream) -> Entity:
     first, second = pair
     name = style.names[kind].format(f=first, s=second)
-    has_alias = not style.prose or stream.chance(40)
+    has_alias = not style.prose or stream.chance(0.4)
     aliases = (style.aliases[kind].format(f=first, s=second),) if has_alias else ()
     return Entity(index, kind, pair, name, aliases, _FIRST_YEAR + stream.below(_YEARS))
 
