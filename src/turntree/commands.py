@@ -1,0 +1,182 @@
+"""What the command line does with a configuration: progress bars, tables, files."""
+
+from __future__ import annotations
+
+import json
+import webbrowser
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from turntree.trainers.compose import compose
+
+__all__ = ["run_evaluate", "run_model", "run_quickstart", "run_sft", "run_train", "run_view", "run_world"]
+
+console = Console()
+
+
+def _columns() -> tuple[ProgressColumn, ...]:
+    return (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+
+
+def run_train(overrides: Sequence[str]) -> None:
+    """``turntree train``."""
+    from turntree.trainers.learner import train
+    from turntree.trainers.report.run import step_note, write_report
+
+    config = compose(overrides)
+    with stage_bars() as report:
+
+        def show(step: int, metrics: dict[str, float]) -> None:
+            report("train", step, config.trainer.steps, step_note(metrics))
+
+        result = train(config, on_step=show)
+    write_report(result.folder)
+    if result.interrupted:
+        console.print(
+            f"stopped after step {result.progress.step}; go on with: turntree train {' '.join(overrides)} resume=true"
+        )
+    console.print(f"run folder: {result.folder}", highlight=False)
+
+
+def run_sft(overrides: Sequence[str]) -> None:
+    """``turntree sft``."""
+    from turntree.trainers.coldstart import cold_start
+
+    config = compose(overrides)
+    with stage_bars() as report:
+        result = cold_start(
+            config, on_step=lambda step, loss: report("sft", step, config.sft.steps, f"loss {loss:.3f}")
+        )
+    console.print(
+        f"teacher EM {result.teacher_em:.3f} on {result.demonstrations} demonstrations; "
+        f"loss {result.result.losses[-1]:.3f} after {result.result.steps} steps; model: {result.model}",
+        highlight=False,
+    )
+
+
+def run_evaluate(overrides: Sequence[str]) -> None:
+    """``turntree evaluate``."""
+    from turntree.trainers.build import build_bench, build_task, eval_sampling, limits
+    from turntree.trainers.evaluate import evaluate
+
+    config = compose(overrides)
+    bench = build_bench(config)
+    name = config.env.test_questions or config.env.dev_questions
+    task = build_task(
+        config, bench.tokenizer, questions=name, corpus=config.env.dev_corpus, option="env.test_questions"
+    )
+    folder = Path(config.out or "runs/evaluation")
+    with stage_bars() as report:
+        result = evaluate(
+            task.questions,
+            core=task.core,
+            engine=bench.engine,
+            dialogue=bench.dialogue,
+            sampling=eval_sampling(config, task.core),
+            limits=limits(config),
+            seed=config.seed,
+            batch=config.engine.max_batch_rows,
+            on_batch=lambda done: report("evaluate", done, len(task.questions), ""),
+        )
+    extra = {
+        "questions": name,
+        "model": config.model.path,
+        "max_turns": config.env.max_turns,
+        "env": task.core.fingerprint,
+    }
+    result.save(folder, extra=extra)
+    s = result.summary()
+    console.print(
+        f"EM {s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}]  F1 {s['f1']:.3f} [{s['f1_low']:.3f}, "
+        f"{s['f1_high']:.3f}]  n={s['n']} failed={s['failed']}  -> {folder / 'evaluation.json'}",
+        highlight=False,
+    )
+
+
+def run_world(out: Path, *, seed: int, profile: str, split: str, questions: int | None) -> None:
+    """``turntree world``."""
+    from turntree.envs.worlds import generate_world
+
+    world = generate_world(profile, seed=seed, split=split, questions=questions)
+    world.save(out)
+    console.print(f"{len(world.passages)} passages, {len(world.questions)} questions -> {out}", highlight=False)
+
+
+def run_model(name: str, out: Path, *, seed: int) -> None:
+    """``turntree model``."""
+    if name == "smollm2":
+        from turntree.agents.smollm2 import unpack_smollm2
+
+        unpack_smollm2(out)
+    else:
+        from turntree.trainers.quickstart import write_tiny_model
+
+        write_tiny_model(out, seed=seed)
+    console.print(f"model folder: {out}", highlight=False)
+
+
+def run_view(run: Path, *, step: int | None, index: int | None, out: Path | None, listing: bool) -> None:
+    """``turntree view``."""
+    from turntree.trainers.report.run import list_trees, write_tree
+
+    if listing:
+        for line in list_trees(run):
+            console.print(line, highlight=False)
+        return
+    path = write_tree(run, step=step, index=index, out=out)
+    console.print(f"tree: {path}", highlight=False)
+    if console.is_terminal:
+        webbrowser.open(path.resolve().as_uri())
+
+
+def run_quickstart(overrides: Sequence[str]) -> None:
+    """``turntree quickstart``."""
+    from turntree.trainers.quickstart import quickstart
+
+    preset = [] if any(o.startswith("experiment=") for o in overrides) else ["experiment=quickstart"]
+    config = compose([*preset, *overrides])
+    with stage_bars() as report:
+        summary = quickstart(config, report=report)
+    if summary.get("interrupted"):
+        console.print("stopped; go on with: turntree quickstart " + " ".join([*overrides, "resume=true"]))
+        return
+    console.print_json(json.dumps(summary))
+
+
+@contextmanager
+def stage_bars() -> Iterator[Callable[[str, int, int, str], None]]:
+    """One progress bar a stage; piped output gets a line each time a tenth of a stage is done."""
+    with Progress(*_columns(), console=console, disable=not console.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
+        tenths: dict[str, int] = {}
+
+        def report(stage: str, done: int, total: int, note: str) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total, note="")
+            bars.update(tasks[stage], completed=done, note=note)
+            tenth = 10 * done // max(total, 1)
+            if not console.is_terminal and tenths.get(stage) != tenth:
+                tenths[stage] = tenth
+                console.print(f"{stage}: {done}/{total} {note}", highlight=False)
+
+        yield report

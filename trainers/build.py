@@ -1,0 +1,199 @@
+"""From a configuration to the objects of a run; every function given by import path is resolved here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from turntree.agents.dialogue import Dialogue
+from turntree.agents.engines.hf import HFEngine
+from turntree.agents.engines.protocol import Engine, SamplingParams
+from turntree.agents.models import load_model
+from turntree.envs.datasets import load_questions
+from turntree.envs.search_qa import Limits as EnvLimits
+from turntree.envs.search_qa import OnLength, SearchQACore
+from turntree.envs.task import Question
+from turntree.errors import ConfigError
+from turntree.search_backend import SearchBackend
+from turntree.search_backend.bm25 import BM25Backend
+from turntree.trainers.compose import import_object
+from turntree.trainers.config import AlgorithmConfig, RunConfig
+from turntree.trainers.credit import CreditRule
+from turntree.trainers.rollout import Budget, GrowthPlan, Limits
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+__all__ = [
+    "Bench",
+    "Task",
+    "build_bench",
+    "build_task",
+    "credit_rule",
+    "eval_sampling",
+    "first",
+    "growth_plan",
+    "limits",
+    "rollout_sampling",
+    "run_path",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Questions and the environment's rules that they are played under."""
+
+    questions: tuple[Question, ...]
+    core: SearchQACore
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A model with everything that lets it talk: tokenizer, dialogue, engine."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    dialogue: Dialogue
+    engine: Engine
+
+
+def build_bench(config: RunConfig) -> Bench:
+    """Load the policy and put an engine on its weights."""
+    if not config.model.path:
+        raise ConfigError(
+            "model.path is empty: expected a Hugging Face folder (try `turntree model tiny --out DIR` or "
+            "`turntree model smollm2 --out DIR`)"
+        )
+    if config.trainer.threads is not None:
+        torch.set_num_threads(config.trainer.threads)
+    model, tokenizer = load_model(Path(config.model.path), dtype=config.model.dtype, device=config.trainer.device)
+    dialogue = Dialogue(tokenizer, style=config.model.dialogue)
+    engine = HFEngine(
+        model,
+        tokenizer,
+        max_batch_rows=config.engine.max_batch_rows,
+        max_cached_tokens=config.engine.max_cached_tokens,
+    )
+    return Bench(model, tokenizer, dialogue, engine)
+
+
+def build_task(config: RunConfig, tokenizer: Any, *, questions: str, corpus: str = "", option: str) -> Task:
+    """Read questions and their corpus (``corpus.jsonl`` beside them unless named) and set up the environment."""
+    if not questions:
+        raise ConfigError(f"{option} is empty: expected a questions file (FlashRAG jsonl or Search-R1 parquet)")
+    path = Path(questions)
+    if path.is_dir():
+        path = path / "questions.jsonl"
+    where = Path(corpus) if corpus else path.parent / "corpus.jsonl"
+    if not where.is_file():
+        raise ConfigError(f"no corpus at {where}: put corpus.jsonl beside {path.name} or set search.corpus")
+    rows = load_questions(path)
+    grammar = import_object(config.env.grammar, option="env.grammar")(**config.env.grammar_args)
+    core = SearchQACore(
+        build_backend(config, where),
+        limits=EnvLimits(
+            max_turns=config.env.max_turns,
+            max_searches=config.env.max_searches,
+            top_k=config.search.top_k,
+            on_length=cast("OnLength", config.env.on_length),
+            max_observation_tokens=config.env.max_observation_tokens,
+        ),
+        grammar=grammar,
+        reward=config.reward.name,
+        tokenizer=tokenizer,
+    )
+    return Task(tuple(rows), core)
+
+
+@functools.lru_cache(maxsize=4)
+def _bm25(corpus: str, modified: float, args: tuple[tuple[str, Any], ...]) -> BM25Backend:
+    del modified  # part of the key: a rewritten corpus is indexed again
+    return BM25Backend.from_corpus(Path(corpus), **dict(args))
+
+
+def build_backend(config: RunConfig, corpus: Path) -> SearchBackend:
+    """The retriever over ``corpus``."""
+    args = dict(config.search.args)
+    if config.search.backend == "bm25":
+        return _bm25(str(corpus.resolve()), corpus.stat().st_mtime, tuple(sorted(args.items())))
+    factory = import_object(config.search.backend, option="search.backend")
+    backend: SearchBackend = factory(corpus=corpus, **args)
+    return backend
+
+
+def growth_plan(algorithm: AlgorithmConfig) -> GrowthPlan:
+    """The shape of a prompt's trees."""
+    rule = import_object(algorithm.expansion, option="algorithm.expansion")
+    if algorithm.expansion_args:
+        rule = _partial(rule, algorithm.expansion_args)
+    return GrowthPlan(
+        trees=algorithm.trees,
+        chains=algorithm.chains,
+        rounds=algorithm.rounds,
+        expansions=algorithm.expansions,
+        kept_leaves=algorithm.kept_leaves,
+        rule=rule,
+        budget=Budget(generated_tokens=algorithm.budget_tokens) if algorithm.budget_tokens is not None else None,
+    )
+
+
+def credit_rule(algorithm: AlgorithmConfig) -> CreditRule:
+    """The credit rule with its arguments bound."""
+    rule: CreditRule = import_object(algorithm.credit, option="algorithm.credit")
+    return _partial(rule, algorithm.credit_args) if algorithm.credit_args else rule
+
+
+def _partial(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """``functools.partial`` that keeps the attributes of a rule (``needs``)."""
+    bound = functools.partial(function, **arguments)
+    return functools.update_wrapper(bound, function)
+
+
+def limits(config: RunConfig) -> Limits:
+    """Token limits and retries of a rollout."""
+    return Limits(
+        max_turn_tokens=config.sampling.max_turn_tokens,
+        max_context_tokens=config.sampling.max_context_tokens,
+        tool_retries=config.env.tool_retries,
+        max_concurrent_trees=config.trainer.max_concurrent_trees,
+    )
+
+
+def rollout_sampling(config: RunConfig, core: SearchQACore) -> SamplingParams:
+    """Sampling of training rollouts: full support, so that log-probs are those of the policy."""
+    return SamplingParams(
+        max_tokens=config.sampling.max_turn_tokens,
+        temperature=config.sampling.temperature,
+        stop=tuple(core.grammar.stop),
+    )
+
+
+def eval_sampling(config: RunConfig, core: SearchQACore) -> SamplingParams:
+    """Sampling of evaluation."""
+    return SamplingParams(
+        max_tokens=config.sampling.max_turn_tokens,
+        temperature=config.sampling.eval_temperature,
+        stop=tuple(core.grammar.stop),
+    )
+
+
+def first(questions: Sequence[Question], count: int | None) -> tuple[Question, ...]:
+    """The first ``count`` questions in file order (all for None)."""
+    return tuple(questions[:count] if count is not None else questions)
+
+
+def run_path(config: RunConfig, command: str) -> Path:
+    """``config.out``, or ``runs/<command>-<algorithm>-seed<seed>``, numbered: the first free, the last to resume."""
+    if config.out:
+        return Path(config.out)
+    base = Path("runs") / f"{command}-{config.algorithm.name}-seed{config.seed}"
+    number, path = 1, base
+    while (path if not config.resume else base.with_name(f"{base.name}-{number + 1}")).exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path

@@ -1,0 +1,172 @@
+"""The main job in one call: a generated world, a tiny decoder, cold start, tree rollouts, updates, evaluation.
+
+Training and test worlds share no name and no phrasing; the questions that are scored come from the test world only.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from turntree.agents.models import save_model
+from turntree.agents.tiny import build_tiny_model, build_tokenizer
+from turntree.envs.worlds import generate_world, lexicon
+from turntree.envs.worlds.grammar import WorldGrammar
+from turntree.trainers.build import build_bench, build_task, eval_sampling, first, limits, run_path
+from turntree.trainers.coldstart import cold_start
+from turntree.trainers.config import RunConfig
+from turntree.trainers.evaluate import Evaluation, evaluate
+from turntree.trainers.learner import TrainResult, train
+from turntree.trainers.report.run import write_report
+from turntree.trainers.run_folder import RunFolder
+
+__all__ = ["Stages", "quickstart", "write_tiny_model"]
+
+HELD_OUT_QUESTIONS = 400
+"""Questions of the dev and of the test world."""
+
+Report = Callable[[str, int, int, str], None]
+"""``report(stage, done, total, note)``: how far a stage has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Where each stage of a quickstart lies below its run folder."""
+
+    root: Path
+
+    @property
+    def worlds(self) -> Path:
+        return self.root / "worlds"
+
+    @property
+    def initial(self) -> Path:
+        return self.root / "initial-model"
+
+    @property
+    def cold_start(self) -> Path:
+        return self.root / "cold-start"
+
+    @property
+    def before(self) -> Path:
+        return self.root / "evaluation-before"
+
+    @property
+    def after(self) -> Path:
+        return self.root / "evaluation-after"
+
+
+def write_tiny_model(out: Path, *, seed: int) -> Path:
+    """Write the tiny decoder with random weights and its tokenizer as a Hugging Face folder."""
+    words, syllables = lexicon()
+    tokenizer = build_tokenizer([*words, *WorldGrammar().words()], syllables)
+    save_model(build_tiny_model(tokenizer, seed=seed), tokenizer, out)
+    return out
+
+
+def quickstart(config: RunConfig, *, report: Report = lambda *_: None) -> dict[str, Any]:
+    """Run all stages in ``config.out`` and return ``summary.json``.
+
+    With ``resume=true`` finished stages are kept and the first unfinished one goes on from its newest checkpoint.
+    """
+    started = time.monotonic()
+    stages = Stages(run_path(config, "quickstart"))
+    RunFolder.create(stages.root, config, resume=config.resume)
+    _worlds(stages, config)
+    if not (stages.initial / "config.json").is_file():
+        write_tiny_model(stages.initial, seed=config.seed)
+    config = replace(
+        config,
+        env=replace(
+            config.env,
+            questions=str(stages.worlds / "train" / "questions.jsonl"),
+            dev_questions=str(stages.worlds / "dev" / "questions.jsonl"),
+            test_questions=str(stages.worlds / "test" / "questions.jsonl"),
+        ),
+    )
+    start_model, cold_seconds = _cold_start(stages, config, report)
+    before = _evaluate(stages.before, config, start_model, "evaluate before", report)
+    result = _train(stages, config, start_model, report)
+    if result.interrupted:
+        return {"interrupted": True, "step": result.progress.step}
+    after = _evaluate(stages.after, config, result.folder / "model", "evaluate after", report)
+    progress = result.progress
+    summary = {
+        "em_before": before["em"],
+        "em_after": after["em"],
+        "f1_before": before["f1"],
+        "f1_after": after["f1"],
+        "em_before_interval": [before["em_low"], before["em_high"]],
+        "em_after_interval": [after["em_low"], after["em_high"]],
+        "n_questions": after["n"],
+        "generated_tokens": progress.generated_tokens,
+        "tool_calls": progress.tool_calls,
+        "trajectories": progress.trajectories,
+        "seconds_total": time.monotonic() - started,
+        "seconds_cold_start": cold_seconds,
+        "seconds_rl": progress.seconds,
+        "seed": config.seed,
+        "algorithm": config.algorithm.name,
+    }
+    RunFolder.open(result.folder).write_summary(summary)
+    write_report(result.folder)
+    return summary
+
+
+def _worlds(stages: Stages, config: RunConfig) -> None:
+    for split in ("train", "dev", "test"):
+        folder = stages.worlds / split
+        if not (folder / "meta.json").is_file():
+            count = None if split == "train" else HELD_OUT_QUESTIONS
+            generate_world("quickstart", seed=config.seed, split=split, questions=count).save(folder)
+
+
+def _cold_start(stages: Stages, config: RunConfig, report: Report) -> tuple[Path, float]:
+    """The model that RL starts from and the seconds that its training took."""
+    model, summary = stages.cold_start / "model", stages.cold_start / "summary.json"
+    if not summary.is_file():
+        cold = replace(
+            config,
+            out=str(stages.cold_start),
+            resume=True,
+            model=replace(config.model, path=str(stages.initial)),
+        )
+        cold_start(
+            cold,
+            on_step=lambda step, loss: report("cold start", step, config.sft.steps, f"loss {loss:.3f}"),
+        )
+    return model, float(json.loads(summary.read_text(encoding="utf-8"))["seconds"])
+
+
+def _train(stages: Stages, config: RunConfig, model: Path, report: Report) -> TrainResult:
+    run = replace(config, out=str(stages.root), resume=True, model=replace(config.model, path=str(model)))
+
+    def show(step: int, metrics: dict[str, float]) -> None:
+        report("rl", step, config.trainer.steps, f"reward {metrics['reward/mean']:.3f}")
+
+    return train(run, on_step=show)
+
+
+def _evaluate(folder: Path, config: RunConfig, model: Path, stage: str, report: Report) -> dict[str, Any]:
+    """Score ``model`` on the test world; a finished evaluation is read back."""
+    done = folder / "evaluation.json"
+    if not done.is_file():
+        bench = build_bench(replace(config, model=replace(config.model, path=str(model))))
+        task = build_task(config, bench.tokenizer, questions=config.env.test_questions, option="env.test_questions")
+        result: Evaluation = evaluate(
+            first(task.questions, None),
+            core=task.core,
+            engine=bench.engine,
+            dialogue=bench.dialogue,
+            sampling=eval_sampling(config, task.core),
+            limits=limits(config),
+            seed=config.seed,
+            on_batch=lambda done: report(stage, done, len(task.questions), ""),
+        )
+        result.save(folder, extra={"model": str(model)})
+    summary: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+    return summary

@@ -1,0 +1,105 @@
+"""What is drawn from a run folder: the curve, one rollout tree, the list of stored trees."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from turntree.errors import DataError
+from turntree.trainers.atomic import atomic_file
+from turntree.trainers.report.plots import Series, plot_curve
+from turntree.trainers.report.viewer import render_tree_html
+from turntree.trainers.run_folder import RunFolder
+from turntree.trainers.store import StoredTree, TreeStore
+
+__all__ = ["list_trees", "step_note", "write_curve", "write_report", "write_tree"]
+
+
+def step_note(metrics: Mapping[str, float]) -> str:
+    """A step in a few words, for progress bars and piped output."""
+    parts = [
+        f"reward {metrics['reward/mean']:.3f}",
+        f"turns {metrics['rollout/turns']:.2f}",
+        f"entropy {metrics['rollout/entropy']:.3f}",
+        f"tokens {metrics['total/generated_tokens']:,.0f}",
+    ]
+    if "validation/em" in metrics:
+        parts.append(f"validation EM {metrics['validation/em']:.3f}")
+    return "  ".join(parts)
+
+
+def write_report(path: Path) -> None:
+    """Write ``curve.png`` (where the run validated) and ``tree.html`` (where it stored trees)."""
+    run = RunFolder.open(path)
+    write_curve(run)
+    if TreeStore(run.trees).steps():
+        write_tree(path, step=None, index=None, out=None)
+
+
+def write_curve(run: RunFolder) -> None:
+    """EM on the validation questions against generated tokens, with 95 % intervals."""
+    points = list(_validations(run))
+    if not points:
+        return
+    series = Series(
+        label="validation",
+        x=[p["generated_tokens"] for p in points],
+        y=[p["em"] for p in points],
+        low=[p["em_low"] for p in points],
+        high=[p["em_high"] for p in points],
+    )
+    cold = points[0]["em"] if points[0]["step"] == 0 else None
+    plot_curve(run.curve_file, [series], cold_start=cold, title="Exact match on unseen questions")
+
+
+def _validations(run: RunFolder) -> Iterator[dict[str, Any]]:
+    for file in sorted((run.path / "validation").glob("step-*/evaluation.json")):
+        yield json.loads(file.read_text(encoding="utf-8"))
+
+
+def list_trees(path: Path) -> Iterator[str]:
+    """One line a stored tree: step, index, leaves, rewards, question."""
+    store = TreeStore(RunFolder.open(path).trees)
+    for step in store.steps():
+        for index, stored in enumerate(store.read(step)):
+            rewards = " ".join(f"{leaf.reward:g}" for leaf in stored.tree.scored_leaves())
+            question = stored.tree.task.question if stored.tree.task is not None else ""
+            yield f"step {step}  --prompt {index}  leaves {len(stored.tree.leaves())}  rewards [{rewards}]  {question}"
+
+
+def write_tree(path: Path, *, step: int | None, index: int | None, out: Path | None) -> Path:
+    """Draw one stored tree as HTML and return the file.
+
+    Without ``step`` the newest one; without ``index`` the tree of that step that says most: rewards that differ, then
+    the most leaves.
+
+    Raises:
+        DataError: the run stored no such tree.
+    """
+    run = RunFolder.open(path)
+    store = TreeStore(run.trees)
+    steps = store.steps()
+    if not steps:
+        raise DataError(f"{run.trees} holds no trees; train with trainer.store_sample above 0")
+    step = steps[-1] if step is None else step
+    trees = list(store.read(step))
+    if index is None:
+        chosen = max(trees, key=_interest)
+    elif 0 <= index < len(trees):
+        chosen = trees[index]
+    else:
+        raise DataError(
+            f"step {step} holds trees 0 to {len(trees) - 1}, found --prompt {index}; see `turntree view --list`"
+        )
+    html = render_tree_html(chosen.tree, advantages=chosen.advantages, title=f"Rollout tree of step {step}")
+    target = out or run.tree_file
+    with atomic_file(target) as handle:
+        handle.write(html.encode())
+    return target
+
+
+def _interest(stored: StoredTree) -> tuple[bool, int]:
+    rewards = {leaf.reward for leaf in stored.tree.scored_leaves()}
+    return len(rewards) > 1, len(stored.tree.leaves())
