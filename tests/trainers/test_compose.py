@@ -1,0 +1,88 @@
+"""Composition of configurations: unknown keys, types, ranges, import paths."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from turntree.errors import ConfigError
+from turntree.trainers import objectives
+from turntree.trainers.build import credit_rule, growth_plan
+from turntree.trainers.compose import compose, config_groups, import_object
+from turntree.trainers.config import RunConfig, documented_options
+
+
+def test_every_option_is_documented() -> None:
+    options = list(documented_options())
+    assert len(options) > 60
+    assert all(doc and doc.endswith(".") for _, _, doc in options)
+    assert len({key for key, _, _ in options}) == len(options)
+
+
+def test_defaults_of_yaml_and_schema_agree() -> None:
+    """What the help prints as a default is what a plain run gets, but for the algorithm's preset."""
+    plain, composed = RunConfig(), compose([])
+    for section in ("model", "env", "search", "reward", "engine", "sampling", "trainer", "sft"):
+        assert getattr(plain, section) == getattr(composed, section)
+
+
+@pytest.mark.parametrize("name", config_groups()["algorithm"])
+def test_presets_are_the_papers_objectives(name: str) -> None:
+    algorithm = compose([f"algorithm={name}"]).algorithm
+    paper = getattr(objectives, name)()
+    for key, value in paper.items():
+        if key not in ("turn_ratio", "ratio_gradient"):
+            assert getattr(algorithm, key) == value, key
+    plan = growth_plan(algorithm)
+    assert plan.chains == algorithm.chains
+    assert callable(credit_rule(algorithm))
+
+
+def test_published_tree_sizes() -> None:
+    tree_grpo = compose(["algorithm=tree_grpo"]).algorithm
+    assert (tree_grpo.trees, tree_grpo.chains, tree_grpo.rounds, tree_grpo.expansions) == (2, 1, 1, 2)
+    at2po = compose(["algorithm=at2po"]).algorithm
+    assert (at2po.trees, at2po.chains, at2po.rounds, at2po.expansions) == (1, 10, 2, 6)
+
+
+def test_overrides_reach_nested_and_free_form_options() -> None:
+    config = compose(["algorithm=tree_grpo", "trainer.steps=7", "algorithm.credit_args.estimator=intra", "seed=5"])
+    assert config.trainer.steps == 7
+    assert config.algorithm.credit_args == {"estimator": "intra"}
+    assert config.seed == 5
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("trainer.stepz=3", ["trainer.stepz", "Did you mean 'trainer.steps'"]),
+        ("algorithm=at2p", ["at2p", "at2po"]),
+        ("trainer.steps=x", ["trainer.steps=x", "Integer"]),
+        ("trainer.steps=0", ["trainer.steps=0", ">= 1"]),
+        ("model.dtype=float8", ["model.dtype", "bfloat16"]),
+        ("trainer.steps", ["key=value"]),
+        ("algorithm.rounds=1 algorithm.expansions=0", ["algorithm.rounds=1"]),
+        ("algorithm.kept_leaves=99", ["kept_leaves=99"]),
+        ("sampling.temperature=0", ["sampling.temperature", "must sample"]),
+        ("sft.error=1.5", ["sft.error", "0..1"]),
+        ("algorithm.chains=1 algorithm.rounds=0 algorithm.expansions=0", ["min_scored_leaves", "dropped"]),
+    ],
+)
+def test_bad_options_say_what_was_expected(override: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(override.split())
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_import_paths_name_the_option() -> None:
+    assert import_object("dataclasses:replace", option="x") is dataclasses.replace
+    for bad in ("dataclasses", "no_such_module_at_all:f", "dataclasses:replac", ":f", "dataclasses:"):
+        with pytest.raises(ConfigError, match="algorithm.credit"):
+            import_object(bad, option="algorithm.credit")
+
+
+def test_experiment_presets_compose() -> None:
+    for name in config_groups()["experiment"]:
+        assert compose([f"experiment={name}"]).algorithm.name
