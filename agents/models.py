@@ -13,14 +13,11 @@ from turntree.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-__all__ = ["count_parameters", "load_model", "load_tokenizer", "save_model"]
+__all__ = ["count_parameters", "is_model_folder", "load_model", "load_tokenizer", "quiet_progress", "save_model"]
 
 
-def load_model(
-    path: str | Path, *, dtype: str = "float32", device: str | torch.device = "cpu"
-) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+def load_model(path: str | Path, *, dtype: str = "float32", device: str | torch.device = "cpu") -> tuple[Any, Any]:
     """A causal language model in eval mode and its tokenizer, from a folder or a hub name (``owner/name``).
 
     ``dtype`` is ``float32``, ``bfloat16`` or ``float16``. Raises ``ConfigError`` when there is no such model.
@@ -31,25 +28,24 @@ def load_model(
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if dtype not in kinds:
         raise ConfigError(f"dtype must be one of {sorted(kinds)}, found {dtype!r}")
-    name = _check_source(path)
+    name = _source(path)
     try:
-        with _no_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=kinds[dtype])
+        with quiet_progress():
+            model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=kinds[dtype])
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load a causal language model from {name}: {error}") from error
     return model.to(device).eval(), load_tokenizer(path)
 
 
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
+def load_tokenizer(path: str | Path) -> Any:
     """The tokenizer of a model folder or hub name. Raises ``ConfigError``."""
     from transformers import AutoTokenizer
 
-    name = _check_source(path)
+    name = _source(path)
     try:
-        tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load a tokenizer from {name}: {error}") from error
-    return tokenizer
 
 
 def save_model(model: Any, tokenizer: Any, folder: str | Path) -> Path:
@@ -63,13 +59,21 @@ def save_model(model: Any, tokenizer: Any, folder: str | Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         fresh = Path(scratch) / "new"
-        with _no_progress_bars():
+        with quiet_progress():
             model.save_pretrained(fresh)
         tokenizer.save_pretrained(fresh)
+        for weights in fresh.glob("*.safetensors"):  # Written readable by the owner only, unlike the rest.
+            weights.chmod((fresh / "config.json").stat().st_mode)
         if folder.exists():
             os.replace(folder, Path(scratch) / "old")
         os.replace(fresh, folder)
     return folder
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether a folder holds a configuration, weights and a tokenizer."""
+    weights = any(folder.glob("*.safetensors"))
+    return weights and all((folder / name).is_file() for name in ("config.json", "tokenizer_config.json"))
 
 
 def count_parameters(model: torch.nn.Module, *, trainable: bool = False) -> int:
@@ -77,7 +81,22 @@ def count_parameters(model: torch.nn.Module, *, trainable: bool = False) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad or not trainable)
 
 
-def _check_source(path: str | Path) -> str:
+@contextmanager
+def quiet_progress() -> Iterator[None]:
+    """No progress bars of transformers inside: one small file needs none beside the caller's own."""
+    from transformers.utils import logging
+
+    library: Any = logging
+    shown = library.is_progress_bar_enabled()
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            library.enable_progress_bar()
+
+
+def _source(path: str | Path) -> str:
     """A model folder as it is, or a hub name; anything else is a ``ConfigError``."""
     folder = Path(path)
     if folder.is_dir():
@@ -87,21 +106,7 @@ def _check_source(path: str | Path) -> str:
     looks_like_hub = isinstance(path, str) and path.count("/") == 1 and not path.startswith((".", "/", "~"))
     if folder.exists() or not looks_like_hub:
         raise ConfigError(
-            f"expected the folder of a Hugging Face model, found nothing at {folder}; `turntree model smollm2 --out DIR` "
-            "makes one without a hub"
+            f"expected the folder of a Hugging Face model, found none at {folder}; "
+            "`turntree model smollm2 --out DIR` makes one without a hub"
         )
     return str(path)
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Loading and saving one file needs no bar of its own beside the caller's."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from turntree.errors import ConfigError
-
-if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 __all__ = ["TAGS", "build_tiny_model", "build_tokenizer"]
 
@@ -26,8 +23,8 @@ _TEMPLATE = (
 )
 
 
-def build_tokenizer(words: Iterable[str], syllables: Iterable[str] = ()) -> PreTrainedTokenizerFast:
-    """A tokenizer over whole words, syllables of names, tags and single bytes.
+def build_tokenizer(words: Iterable[str], syllables: Iterable[str] = ()) -> Any:
+    """A ``PreTrainedTokenizerFast`` over whole words, syllables of names, tags and single bytes.
 
     Any Unicode text survives encode and decode unchanged: what no word or syllable covers falls back to its UTF-8
     bytes. A word is one token with and without a space before it; a capitalised name is split into ``syllables``.
@@ -35,8 +32,8 @@ def build_tokenizer(words: Iterable[str], syllables: Iterable[str] = ()) -> PreT
 
     Padding is ``<|pad|>`` (id 0), a turn ends with ``<|end|>``; the chat template costs three tokens a message.
     """
+    import transformers
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     specials = (PAD, END, *_ROLES)
     # The alphabet writes each byte as one printable character, so that pieces are exact byte strings.
@@ -51,7 +48,8 @@ def build_tokenizer(words: Iterable[str], syllables: Iterable[str] = ()) -> PreT
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in specials])
     core.add_tokens([AddedToken(t, special=False, normalized=False) for t in TAGS])
-    return PreTrainedTokenizerFast(
+    make: Any = transformers.PreTrainedTokenizerFast
+    return make(
         tokenizer_object=core,
         eos_token=END,
         pad_token=PAD,
@@ -62,24 +60,24 @@ def build_tokenizer(words: Iterable[str], syllables: Iterable[str] = ()) -> PreT
 
 
 def build_tiny_model(
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: Any,
     *,
     hidden: int = 96,
     layers: int = 3,
     heads: int = 4,
     max_positions: int = 2048,
     seed: int = 0,
-) -> LlamaForCausalLM:
-    """A Llama decoder with random weights (about 0.4 M parameters by default), tied embeddings, float32.
+) -> Any:
+    """A ``LlamaForCausalLM`` with random weights (about 0.4 M parameters by default), tied embeddings, float32.
 
     The global random state is left as it was. Raises ``ConfigError`` when ``hidden`` does not split over ``heads``.
     """
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
     if hidden % (2 * heads) != 0:
         raise ConfigError(f"hidden must be a multiple of 2 * heads = {2 * heads}, found {hidden}")
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
         intermediate_size=-(-8 * hidden // 3 // 32) * 32,
@@ -94,7 +92,8 @@ def build_tiny_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+        make: Any = transformers.LlamaForCausalLM
+        model = make(config)
     return model.eval()
 
 

@@ -14,7 +14,7 @@ from turntree.agents.tiny import build_tiny_model, build_tokenizer
 from turntree.agents.tokenizer import ByteTokenizer, decode, encode
 from turntree.errors import ConfigError, EngineError
 
-WORDS = "the a of is who what where born in capital director film think need to search for answer I so".split()
+WORDS = ["the", "a", "of", "is", "who", "what", "where", "born", "in", "capital", "director", "film", "search", "I"]
 
 
 @pytest.fixture(scope="module")
@@ -232,10 +232,6 @@ def force_tokens(model: Any, favourites: list[int]) -> None:
 
 def test_stop_string_over_several_tokens_and_multibyte() -> None:
     tokenizer = ByteTokenizer()
-
-    class Config:
-        pass
-
     engine_model = byte_model(tokenizer)
     # Greedy text of the model without stops, then stop at strings taken from the middle of it.
     root = Prefix(encode(tokenizer, "Where?"))
@@ -253,15 +249,16 @@ def test_stop_string_over_several_tokens_and_multibyte() -> None:
 
 
 def byte_model(tokenizer: Any) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
-    config = LlamaConfig(
+    make: Any = transformers.LlamaForCausalLM
+    config = transformers.LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, eos_token_id=None, bos_token_id=None,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        model = LlamaForCausalLM(config).eval()
+        model = make(config).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(8 if p.ndim > 1 else 1)
@@ -361,11 +358,12 @@ def test_diverged_weights_are_an_error(tokenizer: Any) -> None:
 
 
 def test_sliding_window_models_are_refused() -> None:
-    from transformers import MistralConfig, MistralForCausalLM
+    import transformers
 
-    config = MistralConfig(
+    make: Any = transformers.MistralForCausalLM
+    config = transformers.MistralConfig(
         vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, sliding_window=8,
     )  # fmt: skip
     with pytest.raises(ConfigError, match="full attention"):
-        HFEngine(MistralForCausalLM(config), ByteTokenizer())
+        HFEngine(make(config), ByteTokenizer())
