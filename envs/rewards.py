@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from turntree.envs import metrics
 from turntree.envs.loading import resolve
@@ -127,8 +127,7 @@ def load_reward(reward: Reward | str) -> Reward:
     found: Any = resolve(reward, REWARDS, what="reward") if isinstance(reward, str) else reward
     if not callable(found):
         raise ConfigError(f"reward: expected a function of an Outcome, found {found!r}")
-    checked: Reward = found
-    return checked
+    return cast("Reward", found)
 
 
 def reward_name(reward: Reward) -> str:

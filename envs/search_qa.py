@@ -72,7 +72,7 @@ class SearchQAState:
 
     task: Question
     stream: RandomStream
-    history: History[TurnRecord] = dataclasses.field(default_factory=History)
+    history: History[TurnRecord]
     searches: int = 0
     length_cuts: int = 0
     stop_reason: str = ""
@@ -121,7 +121,7 @@ class SearchQACore(TurnCore[SearchQAState]):
         """The state before the first turn, and the prompt. Raises ``DataError`` for a task without a question."""
         if not isinstance(task, Question):
             raise DataError(f"expected a Question as task, found {type(task).__name__}")
-        state = SearchQAState(task=task, stream=RandomStream(seed))
+        state = SearchQAState(task=task, stream=RandomStream(seed), history=History())
         try:
             prompt = self.grammar.prompt(task.question)
         except DataError as error:
