@@ -1,0 +1,254 @@
+"""A scripted teacher: plays gold steps through the real environment, as lazily and as carelessly as it is told to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from turntree.envs.core import Action, Pending, Step, ToolFailure, ToolResult
+from turntree.envs.search_qa import SearchQACore, SearchQAState
+from turntree.envs.task import Question
+from turntree.envs.tools import execute
+from turntree.envs.worlds.stream import Stream
+from turntree.errors import ConfigError, DataError, RetrievalError
+from turntree.search_backend.passage import Passage
+
+__all__ = ["Demonstration", "DemonstrationTurn", "Teacher", "TurnWriter", "trajectories"]
+
+# What a slip may take for an answer: two or more capitalised words in a row.
+_NAME = re.compile(r"\b[A-Z]\w*(?: [A-Z]\w*)+")
+
+
+@runtime_checkable
+class TurnWriter(Protocol):
+    """A grammar that can also write turns. Grammars without ``write`` get tags, as ``TagGrammar`` reads them."""
+
+    def write(self, thought: str, action: Action) -> str:
+        """One turn that holds the thought and the action."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """The teacher's knobs, both probabilities.
+
+    ``laziness``: before each search after the first, to skip all searches that remain and answer with what was found
+    last (yes/no and comparison questions: with a guess). ``error``: in each step, to go wrong: to look up another
+    relation of the question, or to take another name from the passage; later steps build on it. With both at 0
+    the teacher answers correctly wherever the search finds the gold passages and the limits leave room.
+    """
+
+    laziness: float = 0.0
+    error: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("laziness", "error"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ConfigError(f"teacher: expected {name} between 0 and 1, found {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class DemonstrationTurn:
+    """One turn of the teacher and what the environment answered (empty after the last)."""
+
+    text: str
+    observation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """One played episode as plain data. ``prompt`` is the environment's first observation."""
+
+    question_id: str
+    prompt: str
+    turns: tuple[DemonstrationTurn, ...]
+    reward: float
+    em: float
+
+
+def trajectories(
+    core: SearchQACore, questions: Sequence[Question], *, teacher: Teacher, seed: int
+) -> list[Demonstration]:
+    """Play every question, searches batched over all of them; the result keeps the order of ``questions``.
+
+    A demonstration depends on ``seed``, the question's id and the environment only. The metadata of each question needs
+    ``steps`` (``query``, ``supporting_id``, ``answer``; generated worlds have them). Raises :class:`DataError` where
+    there are none, :class:`RetrievalError` where a search fails for good, and :class:`ConfigError` when the grammar
+    cannot read the teacher's turns.
+    """
+    episodes = [_Episode(question, core, teacher, seed) for question in questions]
+    while playing := [e for e in episodes if not e.done]:
+        outcomes = [(episode, core.act(episode.state, episode.next_turn())) for episode in playing]
+        pending = [(episode, out) for episode, out in outcomes if isinstance(out, Pending)]
+        _search(core, pending)
+        for episode, out in outcomes:
+            if isinstance(out, Step):
+                episode.advance(out, ())
+    return [episode.demonstration() for episode in episodes]
+
+
+def _search(core: SearchQACore, pending: Sequence[tuple[_Episode, Pending[SearchQAState]]]) -> None:
+    """Answer all searches of one round at once."""
+    calls = [call for _, out in pending for call in out.calls]
+    results = iter(_require(r) for r in execute(core.tools, calls))
+    for episode, out in pending:
+        mine = [next(results) for _ in out.calls]
+        passages = tuple(p for result in mine for p in result.value)
+        episode.advance(core.resolve(episode.state, out, mine), passages)
+
+
+def _require(outcome: ToolResult | ToolFailure) -> ToolResult:
+    if isinstance(outcome, ToolFailure):
+        raise RetrievalError(f"a search of the teacher failed ({outcome.kind}: {outcome.message}); see to the backend")
+    return outcome
+
+
+@dataclass
+class _Episode:
+    """One question being played. ``beliefs`` maps gold answers of steps to what the teacher took for them."""
+
+    question: Question
+    core: SearchQACore
+    teacher: Teacher
+    seed: int
+    beliefs: dict[str, str] = field(default_factory=dict)
+    turns: list[DemonstrationTurn] = field(default_factory=list)
+    searched: int = 0
+    answering: bool = False
+    text: str = ""
+    lookup: _Lookup | None = None
+    last: Step[SearchQAState] | None = None
+
+    def __post_init__(self) -> None:
+        self.steps = _gold_steps(self.question)
+        self.state, self.prompt = self.core.initial(self.question, seed=self.seed)
+        # Two streams, so that one knob's setting does not shift the other's draws.
+        self.lazy = Stream("teacher-lazy", self.seed, self.question.id)
+        self.slip = Stream("teacher-slip", self.seed, self.question.id)
+
+    @property
+    def done(self) -> bool:
+        return self.last is not None and self.last.done
+
+    def next_turn(self) -> str:
+        """What the teacher writes now."""
+        self.answering = self.answering or self._stops_searching()
+        if self.answering:
+            answer = self._answer()
+            self.text = _write(self.core, f"the answer is {answer}", Action("answer", answer))
+        else:
+            self.lookup = self._next_lookup()
+            self.text = _write(self.core, self.lookup.thought, Action("search", self.lookup.query))
+        return self.text
+
+    def advance(self, step: Step[SearchQAState], found: Sequence[Passage]) -> None:
+        """Take in what the environment answered."""
+        self.turns.append(DemonstrationTurn(self.text, step.observation))
+        self.state, self.last = step.state, step
+        if not self.answering and self.lookup is not None:
+            gold = self.steps[self.searched]["answer"]
+            self.beliefs[gold] = self._read(self.lookup, gold, found)
+            self.searched += 1
+
+    def demonstration(self) -> Demonstration:
+        """The finished episode as data."""
+        if self.last is None or not self.last.done:
+            raise DataError(f"question {self.question.id!r}: expected a finished episode, found one still being played")
+        em = float(self.last.info["em"])
+        return Demonstration(self.question.id, self.prompt, tuple(self.turns), self.last.reward, em)
+
+    def _stops_searching(self) -> bool:
+        if self.searched >= min(len(self.steps), self.core.limits.searches):
+            return True
+        return self.searched > 0 and self.lazy.chance(self.teacher.laziness)
+
+    def _next_lookup(self) -> _Lookup:
+        step = self.steps[self.searched]
+        slipped = self.slip.chance(self.teacher.error)
+        if "relation" not in step or "subject" not in step:
+            query = self._believe(step["query"])
+            return _Lookup(query, subject=query, relation="", slipped=slipped)
+        subject, relation = self._believe(step["subject"]), step["relation"]
+        others = sorted({s["relation"] for s in self.steps if "relation" in s} - {relation})
+        if slipped and others and self.slip.chance(0.5):
+            relation = self.slip.pick(others)
+        return _Lookup(f"{subject} {relation}", subject=subject, relation=relation, slipped=slipped)
+
+    def _believe(self, text: str) -> str:
+        """The text with gold answers replaced by what the teacher took for them."""
+        for gold, belief in self.beliefs.items():
+            text = text.replace(gold, belief)
+        return text
+
+    def _read(self, lookup: _Lookup, gold: str, found: Sequence[Passage]) -> str:
+        """The step's answer as the teacher reads it.
+
+        The gold answer, unless it slips or is on a wrong trail; then a name that the first passage gives for the
+        relation, or any name in it.
+        """
+        if not lookup.slipped and any(gold in f"{p.title}\n{p.text}" for p in found):
+            return gold
+        text = found[0].text if found else ""
+        near = [s for s in text.split(".") if f" {lookup.relation} " in f" {s} "]
+        for part in (*near, text):
+            found_names: list[str] = _NAME.findall(part)
+            if names := [n for n in found_names if n not in (gold, lookup.subject)]:
+                return self.slip.pick(names)
+        return lookup.subject
+
+    def _answer(self) -> str:
+        """The right answer after a clean run; otherwise what was found last, or a guess."""
+        clean = self.searched == len(self.steps) and all(gold == belief for gold, belief in self.beliefs.items())
+        if clean:
+            return self.question.golden_answers[0]
+        kind = self.question.metadata.get("type")
+        if kind == "yes_no":
+            return self.slip.pick(("yes", "no"))
+        if kind == "comparison" or not self.beliefs:
+            return self.slip.pick([self._believe(s.get("subject", s["query"])) for s in self.steps])
+        return list(self.beliefs.values())[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """One search: what is asked of whom, and whether the teacher slips over it."""
+
+    query: str
+    subject: str
+    relation: str
+    slipped: bool
+
+    @property
+    def thought(self) -> str:
+        return f"find the {self.relation} of {self.subject}" if self.relation else f"find {self.query}"
+
+
+def _gold_steps(question: Question) -> tuple[Mapping[str, Any], ...]:
+    steps = question.metadata.get("steps")
+    if not isinstance(steps, tuple) or not steps:
+        raise DataError(
+            f"question {question.id!r}: expected gold steps in metadata['steps'], found {steps!r:.60}; "
+            "a teacher needs a generated world, or questions with steps"
+        )
+    for step in steps:
+        if not isinstance(step, Mapping) or not {"query", "answer"} <= step.keys():
+            raise DataError(f"question {question.id!r}: expected steps with 'query' and 'answer', found {step!r:.60}")
+    return steps
+
+
+def _write(core: SearchQACore, thought: str, action: Action) -> str:
+    """One turn in the grammar's own way, checked by reading it back."""
+    grammar = core.grammar
+    if isinstance(grammar, TurnWriter):
+        text = grammar.write(thought, action)
+    else:
+        text = f"<think> {thought} </think> <{action.kind}> {action.argument} </{action.kind}>"
+    if (read := grammar.parse(text).action) != action:
+        raise ConfigError(
+            f"the grammar {type(grammar).__name__} reads the teacher's turn {text!r} as {read}, expected {action}; "
+            "give it a method write(thought, action) that writes turns as it reads them"
+        )
+    return text
