@@ -209,17 +209,18 @@ def _span(steps: list[int]) -> str:
 
 
 def _write_lines(handle: BinaryIO, lines: Iterable[str], max_bytes: int) -> tuple[int, int]:
-    """Compress lines until the file would pass ``max_bytes``; returns the lines written and the size."""
+    """Compress lines until the file would pass about ``max_bytes``; returns the lines written and the size."""
     compressor = zstandard.ZstdCompressor(level=6, write_checksum=True)
-    stored = 0
+    stored = raw = 0
     with compressor.stream_writer(handle, closefd=False) as writer:
-        for line in lines:
-            # Flushing a block a tree costs a few bytes and makes the size known while writing.
-            if stored and handle.tell() + len(line) // 20 > max_bytes:
+        for line in map(_utf8, lines):
+            # The lines so far tell how well these compress; the first is always kept.
+            if stored and handle.tell() * (1 + len(line) / raw) > max_bytes:
                 break
-            writer.write(_utf8(line))
+            writer.write(line)
+            # A flush a tree costs a few bytes and makes the size known while writing.
             writer.flush(zstandard.FLUSH_BLOCK)
-            stored += 1
+            stored, raw = stored + 1, raw + len(line)
     return stored, handle.tell()
 
 

@@ -12,12 +12,14 @@ from turntree.trainers.atomic import atomic_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["Series", "plot_curve"]
 
 #: Okabe & Ito's colours, told apart with any colour vision; markers differ too.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_CJK_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "PingFang SC", "WenQuanYi Micro Hei")
 _INK, _GREY, _GRID = "#1f2328", "#656d76", "#e4e7eb"
 
 
@@ -67,8 +69,20 @@ def plot_curve(
     if len(series) > 1 or (series and series[0].label):
         legend = axes.legend(loc="best", frameon=True, fontsize=9, labelcolor=_INK, edgecolor=_GRID, framealpha=0.9)
         legend.set_zorder(5)
+    _use_fonts(figure)
     with atomic_file(Path(path)) as handle:
         figure.savefig(handle, format="png", metadata={"Software": None})
+
+
+def _use_fonts(figure: Figure) -> None:
+    """Matplotlib's own font, then whichever fonts of the machine know Chinese, Japanese and Korean."""
+    from matplotlib.font_manager import get_font_names
+    from matplotlib.text import Text
+
+    installed = set(get_font_names())
+    families = ["DejaVu Sans", *(name for name in _CJK_FONTS if name in installed)]
+    for text in figure.findobj(Text):
+        text.set_fontfamily(families)
 
 
 def _draw(axes: Axes, series: Series, colour: str, marker: str) -> None:

@@ -16,6 +16,7 @@ from html import escape
 from importlib.resources import files
 from statistics import fmean
 
+import turntree.trainers.report
 from turntree.trainers.store import LeafAdvantages, mean_advantages
 from turntree.trainers.tree import Group, Node, Tree
 
@@ -74,7 +75,7 @@ def render_tree_html(
 
 
 def _asset(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return files(turntree.trainers.report).joinpath(name).read_text(encoding="utf-8")
 
 
 def _text(value: object) -> str:

@@ -1,0 +1,94 @@
+"""Bootstrap intervals: exact on easy cases, the textbook width on large ones, the same for the same seed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turntree.errors import ConfigError, DataError
+from turntree.trainers import stats
+from turntree.trainers.stats import bootstrap_mean, paired_difference
+
+
+def test_no_values_and_one_value_have_no_interval() -> None:
+    nothing, one = bootstrap_mean([]), bootstrap_mean([0.7])
+    assert nothing.n == 0
+    assert math.isnan(nothing.mean)
+    assert (one.n, one.mean) == (1, 0.7)
+    assert math.isnan(one.low)
+    assert math.isnan(one.high)
+    assert str(nothing) == "no values"
+    assert str(one) == "0.700 (n=1, no interval)"
+
+
+def test_equal_values_have_a_point_interval() -> None:
+    interval = bootstrap_mean([1.0] * 50)
+    assert (interval.mean, interval.low, interval.high) == (1.0, 1.0, 1.0)
+
+
+def test_width_is_the_normal_one_on_large_samples() -> None:
+    values = np.random.default_rng(0).integers(2, size=2000).astype(float)
+    interval = bootstrap_mean(values)
+    half = 1.96 * statistics.stdev(values) / math.sqrt(2000)
+    assert interval.high - interval.mean == pytest.approx(half, rel=0.06)
+    assert interval.mean - interval.low == pytest.approx(half, rel=0.06)
+
+
+def test_coverage() -> None:
+    """About 95 of 100 intervals hold the true mean."""
+    rng = np.random.default_rng(1)
+    samples = (rng.random((300, 60)) < 0.3).astype(float)
+    held = [bootstrap_mean(s, resamples=600, seed=i) for i, s in enumerate(samples)]
+    assert 0.90 <= np.mean([i.low <= 0.3 <= i.high for i in held]) <= 0.985
+
+
+def test_same_seed_same_interval_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = list(np.random.default_rng(5).random(30))
+    whole = bootstrap_mean(values, seed=3)
+    monkeypatch.setattr(stats, "_CELLS", 400)
+    assert bootstrap_mean(values, seed=3) == whole
+    assert bootstrap_mean(values, seed=4) != whole
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=20))
+def test_interval_lies_within_the_values(values: list[float]) -> None:
+    interval = bootstrap_mean(values, resamples=50)
+    assert interval.low <= interval.high
+    assert min(values) - 1e-6 <= interval.low
+    assert interval.high <= max(values) + 1e-6
+
+
+def test_paired_difference_sees_what_separate_intervals_hide() -> None:
+    rng = np.random.default_rng(2)
+    a = rng.random(100) * 10
+    b = a + 0.5 + rng.normal(0, 0.1, 100)
+    result = paired_difference(list(a), list(b))
+    assert result.significant
+    assert result.difference.mean == pytest.approx(0.5, abs=0.05)
+    assert bootstrap_mean(a).high > bootstrap_mean(b).low
+    assert (result.wins, result.losses, result.ties) == (100, 0, 0)
+
+
+def test_paired_difference_of_equal_runs_is_nothing() -> None:
+    result = paired_difference([0.0, 1.0, 1.0], [0.0, 1.0, 1.0])
+    assert not result.significant
+    assert (result.difference.mean, result.ties) == (0.0, 3)
+    assert not paired_difference([], []).significant
+
+
+@pytest.mark.parametrize("values", [[float("nan")], [float("inf")], [[1.0, 2.0]]])
+def test_values_must_be_flat_and_finite(values: list[object]) -> None:
+    with pytest.raises(DataError):
+        bootstrap_mean(values)  # type: ignore[arg-type]
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(DataError, match="2 and 1"):
+        paired_difference([1.0, 2.0], [1.0])
+    with pytest.raises(ConfigError):
+        bootstrap_mean([1.0], confidence=95.0)
