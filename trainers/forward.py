@@ -13,14 +13,14 @@ from torch.utils.checkpoint import checkpoint
 
 from turntree.errors import ConfigError
 from turntree.trainers.packing import Pack, column, row_tokens, table
-from turntree.trainers.tree_attention import packed_attention, plan_attention
+from turntree.trainers.tree_attention import enable_packed_attention, plan_attention
 
 __all__ = ["PackedOutput", "check_packed", "packed_logprobs", "row_logprobs", "score_packs"]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedOutput:
-    """Per token of a pack, float32 [N], 0 where the token was not sampled.
+    """Per token of a pack, at least float32, [N], 0 where the token was not sampled.
 
     ``logp``: log-prob of the token given its path; ``entropy``: in nats, of the distribution it was drawn from.
     """
@@ -43,7 +43,7 @@ def packed_logprobs(
     target = torch.nonzero(column(pack, "tokens", "loss_mask").to(device)).flatten()
     hidden = _hidden(model, pack, device)[predecessor[target]]
     values, entropies = _head(model, hidden, ids[target], temperature, entropy, chunk)
-    zeros = torch.zeros(len(ids), device=device)
+    zeros = values.new_zeros(len(ids))
     return PackedOutput(
         logp=zeros.index_copy(0, target, values),
         entropy=zeros.index_copy(0, target, entropies) if entropies is not None else None,
@@ -53,13 +53,15 @@ def packed_logprobs(
 def _hidden(model: nn.Module, pack: Pack, device: torch.device) -> Tensor:
     """Last hidden states [N, D] of the network's body over the packed tokens."""
     plan = plan_attention(column(pack, "tokens", "subtree_end").to(device), column(pack, "tokens", "predecessor"))
-    with packed_attention(model):
-        output = cast("Any", model).get_decoder()(
-            input_ids=column(pack, "tokens", "ids").to(device)[None],
-            position_ids=column(pack, "tokens", "position").to(device)[None],
-            use_cache=False,
-            tree_plan=plan,
-        )
+    enable_packed_attention(model)
+    output = cast("Any", model).get_decoder()(
+        input_ids=column(pack, "tokens", "ids").to(device)[None],
+        position_ids=column(pack, "tokens", "position").to(device)[None],
+        # Four dimensions tell transformers that the mask is ready, so that none is built; attention reads the plan.
+        attention_mask=torch.zeros(1, 1, 1, 1, device=device),
+        use_cache=False,
+        tree_plan=plan,
+    )
     return cast("Tensor", output.last_hidden_state)[0]
 
 
@@ -80,12 +82,17 @@ def _head(
 
 
 def _read(head: nn.Module, hidden: Tensor, ids: Tensor, scale: float, entropy: bool) -> tuple[Tensor, Tensor]:
-    logits = head(hidden).float() * scale
+    logits = _widen(head(hidden)) * scale
     logp = torch.log_softmax(logits, dim=-1)
     picked = logp.gather(1, ids[:, None])[:, 0]
     if not entropy:
         return picked, picked.new_zeros(0)
     return picked, -(logp.exp() * logp.masked_fill(logp == float("-inf"), 0.0)).sum(-1)
+
+
+def _widen(logits: Tensor) -> Tensor:
+    """To float32, unless they are wider already."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _output_layer(model: nn.Module) -> nn.Module:
@@ -109,7 +116,7 @@ def row_logprobs(model: nn.Module, pack: Pack, *, temperature: float = 1.0) -> l
     for path in row_tokens(pack):
         ids = column(pack, "tokens", "ids")[path].to(device)
         mask = column(pack, "tokens", "loss_mask")[path][1:].to(device)
-        logits = cast("Any", model)(input_ids=ids[None], use_cache=False).logits[0, :-1].float() * scale
+        logits = _widen(cast("Any", model)(input_ids=ids[None], use_cache=False).logits[0, :-1]) * scale
         logp = torch.log_softmax(logits, dim=-1).gather(1, ids[1:, None])[:, 0]
         out.append(logp[mask])
     return out

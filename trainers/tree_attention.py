@@ -5,15 +5,15 @@ path"). A *plan* covers the packed tokens by blocks: some queries and a superset
 inside each block decides, so any cover is exact and the cover only decides the cost. Blocks of similar shape run as one
 padded call of ``scaled_dot_product_attention``.
 
-Models are not patched: :data:`ATTENTION` is registered with transformers' ``AttentionInterface`` and a forward pass
-carries its plan as a keyword argument (:func:`packed_attention`). For FlexAttention, :func:`tree_mask_mod` is the same
-rule as a ``mask_mod``.
+Models are not patched: :data:`ATTENTION` is registered with transformers' ``AttentionInterface``, and a forward pass
+that carries a plan as the keyword argument ``tree_plan`` is packed; without one it is plain ``sdpa``, padding masks
+included. (A switch around the forward pass would be off when gradient checkpointing repeats it in the backward pass.)
+For FlexAttention, :func:`tree_mask_mod` is the same rule as a ``mask_mod``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,18 +21,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from turntree.errors import ConfigError
 
-__all__ = ["ATTENTION", "AttentionPlan", "check_supported", "packed_attention", "plan_attention", "tree_mask_mod"]
+__all__ = [
+    "ATTENTION",
+    "AttentionPlan",
+    "check_supported",
+    "enable_packed_attention",
+    "plan_attention",
+    "tree_mask_mod",
+]
 
 ATTENTION = "turntree_packed"
 """Name under which packed attention is registered with transformers."""
 
-# Costs of the cover, in query-key pairs: what one more block costs, the longest piece of a run, the largest padded
-# call, and the largest call whose mask is kept (others rebuild theirs, and their scores, in the backward pass).
+# Costs of the cover, counted in query-key pairs: one more block, and one more key to gather. Then limits: the longest
+# block, the largest padded call, and the largest call that keeps its mask and scores for the backward pass.
 _BLOCK_COST = 2_048
+_KEY_COST = 32
 _MAX_QUERIES = 512
 _CALL_PAIRS = 1 << 20
 _KEPT_PAIRS = 1 << 20
@@ -63,7 +73,7 @@ class _Call:
     """Blocks that run as one padded call: indices [B, Lq] and [B, Lk] into the pack, and the mask where kept.
 
     ``mask`` is an additive float32 [B, 1, Lq, Lk], or None where it is rebuilt from ``subtree_end``. Padded keys have
-    index -1 and are never seen, except that a padded query sees the first key, so that no softmax is empty.
+    index -1 and are never seen; padded queries repeat the block's last one (no soft-max is empty) and are not read.
     """
 
     queries: Tensor
@@ -100,17 +110,17 @@ def plan_attention(subtree_end: Tensor, predecessor: Tensor) -> AttentionPlan:
     Raises ``ValueError`` if the two columns are not those of depth-first trees.
     """
     ends, previous = subtree_end.tolist(), predecessor.tolist()
-    blocks = _cover(_runs(ends, previous))
-    calls = tuple(_call(group, subtree_end) for group in _batches(blocks))
+    groups = list(_batches(_cover(_runs(ends, previous))))
+    calls = tuple(_call(group, subtree_end) for group in groups)
     order = torch.empty(len(ends), dtype=torch.int64)
     offset = 0
-    for call in calls:
-        flat = call.queries.flatten()
-        real = flat >= 0
-        order[flat[real].cpu()] = torch.nonzero(real).flatten().cpu() + offset
-        offset += flat.numel()
-    calls = tuple(_Call(c.queries.clamp(min=0), c.keys, c.mask) for c in calls)
-    pairs = sum(c.queries.shape[0] * c.queries.shape[1] * c.keys.shape[1] for c in calls)
+    for group, call in zip(groups, calls):
+        length = call.queries.shape[1]
+        for row, block in enumerate(group):
+            first = offset + row * length
+            order[block.start : block.stop] = torch.arange(first, first + block.queries)
+        offset += call.queries.numel()
+    pairs = sum(c.queries.numel() * c.keys.shape[1] for c in calls)
     return AttentionPlan(calls, order.to(subtree_end.device), subtree_end, pairs)
 
 
@@ -140,6 +150,8 @@ def _runs(ends: Sequence[int], previous: Sequence[int]) -> list[_Run]:
             runs[-1].stop = i + 1
         else:
             parent = owner[before] if before >= 0 else -1
+            if parent >= 0 and (runs[parent].stop != before + 1 or end > runs[parent].subtree_end):
+                raise ValueError(f"token {i}: branches inside a chain of tokens; packed trees branch at its end")
             spans = (*runs[parent].ancestors, (runs[parent].start, runs[parent].stop)) if parent >= 0 else ()
             if parent >= 0:
                 runs[parent].children.append(len(runs))
@@ -159,34 +171,62 @@ def _merge(spans: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(out)
 
 
+def _cost(queries: int, keys: int) -> int:
+    return queries * keys + _KEY_COST * keys + _BLOCK_COST
+
+
 def _cover(runs: Sequence[_Run]) -> list[_Block]:
-    """The cheapest of: a whole subtree as one block, or its top run alone and its children's covers."""
-    best: list[tuple[int, bool]] = [(0, False)] * len(runs)
+    """The cheapest of, bottom up: a whole subtree as one block, or its top run alone and covers of its children."""
+    splits: dict[int, list[_Block]] = {}
+    costs: list[int] = [0] * len(runs)
     for i in range(len(runs) - 1, -1, -1):
         run = runs[i]
-        above = _size(run.ancestors)
-        width = run.subtree_end - run.start
-        whole = width * (above + width) + _BLOCK_COST
-        own = run.stop - run.start
-        split = own * (above + own) + _BLOCK_COST + sum(best[c][0] for c in run.children)
-        joined = width <= _MAX_QUERIES and whole <= split
-        best[i] = (whole if joined else split, joined)
-    blocks: list[_Block] = []
-    stack = [i for i, run in enumerate(runs) if run.parent < 0]
-    while stack:
-        i = stack.pop()
-        run, joined = runs[i], best[i][1]
-        if joined:
-            blocks.append(_Block(run.start, run.subtree_end, run.start, run.ancestors))
+        above, width, own = _size(run.ancestors), run.subtree_end - run.start, run.stop - run.start
+        whole, split = _cost(width, above + width), _cost(own, above + own)
+        joined, extra = _join([runs[c] for c in run.children], [costs[c] for c in run.children])
+        if run.children and (width > _MAX_QUERIES or split + extra < whole):
+            splits[run.start] = joined
+            costs[i] = split + extra
         else:
-            blocks += _pieces(run)
-            stack += run.children
+            costs[i] = whole
+    roots = [i for i, run in enumerate(runs) if run.parent < 0]
+    by_start = {run.start: run for run in runs}
+    blocks: list[_Block] = []
+    stack, _ = _join([runs[i] for i in roots], [costs[i] for i in roots])
+    while stack:
+        block = stack.pop()
+        run = by_start[block.start]
+        if run.start in splits and block.stop == run.subtree_end:
+            blocks += _pieces(run.start, run.stop, run.ancestors)
+            stack += splits[run.start]
+        else:
+            blocks += _pieces(block.start, block.stop, block.ancestors)
     return blocks
 
 
-def _pieces(run: _Run) -> Iterator[_Block]:
-    for start in range(run.start, run.stop, _MAX_QUERIES):
-        yield _Block(start, min(start + _MAX_QUERIES, run.stop), run.start, run.ancestors)
+def _join(siblings: Sequence[_Run], costs: Sequence[int]) -> tuple[list[_Block], int]:
+    """Put neighbouring subtrees that share their ancestors into one block where that is cheaper."""
+    out: list[_Block] = []
+    total = 0
+    last = 0
+    for run, cost in zip(siblings, costs):
+        if out and out[-1].stop == run.start:
+            width = run.subtree_end - out[-1].start
+            together = _cost(width, width + _size(run.ancestors))
+            if width <= _MAX_QUERIES and together <= last + cost:
+                out[-1] = _Block(out[-1].start, run.subtree_end, out[-1].start, run.ancestors)
+                total += together - last
+                last = together
+                continue
+        out.append(_Block(run.start, run.subtree_end, run.start, run.ancestors))
+        total += cost
+        last = cost
+    return out, total
+
+
+def _pieces(first: int, end: int, ancestors: tuple[Span, ...]) -> Iterator[_Block]:
+    for start in range(first, end, _MAX_QUERIES):
+        yield _Block(start, min(start + _MAX_QUERIES, end), first, ancestors)
 
 
 def _batches(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
@@ -209,10 +249,10 @@ def _batches(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
 
 def _call(group: Sequence[_Block], subtree_end: Tensor) -> _Call:
     longest, widest = max(b.queries for b in group), max(b.keys for b in group)
-    queries = torch.full((len(group), longest), -1, dtype=torch.int64)
+    queries = torch.empty((len(group), longest), dtype=torch.int64)
     keys = torch.full((len(group), widest), -1, dtype=torch.int64)
     for row, block in enumerate(group):
-        queries[row, : block.queries] = torch.arange(block.start, block.stop)
+        queries[row] = torch.arange(block.start, block.start + longest).clamp(max=block.stop - 1)
         spans = [*block.ancestors, (block.first_key, block.stop)]
         keys[row, : block.keys] = torch.cat([torch.arange(start, stop) for start, stop in spans])
     queries, keys = queries.to(subtree_end.device), keys.to(subtree_end.device)
@@ -224,7 +264,6 @@ def _mask(queries: Tensor, keys: Tensor, subtree_end: Tensor) -> Tensor:
     """The rule inside a call, additive float32 [B, 1, Lq, Lk]."""
     q, k = queries[:, :, None], keys[:, None, :]
     seen = (k >= 0) & (k <= q) & (q < subtree_end[keys.clamp(min=0)][:, None, :])
-    seen[:, :, 0] |= queries < 0
     return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))[:, None]
 
 
@@ -254,44 +293,40 @@ def _attention_forward(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
     tree_plan: AttentionPlan | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention signature: [1, H, N, D] in, [1, N, H, D] out."""
-    del attention_mask
-    plan = _checked(tree_plan, module, query, dropout, kwargs)
+    if tree_plan is None:
+        return cast("tuple[Tensor, None]", sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs))
+    _check_call(tree_plan, type(module).__name__, query, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    scaling = kwargs.get("scaling")
     outputs: list[Tensor] = []
-    for call in plan.calls:
+    for call in tree_plan.calls:
         if call.mask is None and torch.is_grad_enabled():
-            out = checkpoint(_attend, q, k, v, call, plan.subtree_end, scaling, use_reentrant=False)
+            out = checkpoint(_attend, q, k, v, call, tree_plan.subtree_end, scaling, use_reentrant=False)
             outputs.append(cast("Tensor", out))
         else:
-            outputs.append(_attend(q, k, v, call, plan.subtree_end, scaling))
-    out = F.embedding(plan.order, torch.cat(outputs))
+            outputs.append(_attend(q, k, v, call, tree_plan.subtree_end, scaling))
+    out = F.embedding(tree_plan.order, torch.cat(outputs))
     return out.view(1, q.shape[0], q.shape[1], -1), None
 
 
-def _checked(
-    plan: AttentionPlan | None, module: nn.Module, query: Tensor, dropout: float, kwargs: dict[str, Any]
-) -> AttentionPlan:
-    name = type(module).__name__
-    if plan is None:
-        raise ConfigError(f"{name} runs {ATTENTION!r} attention without a plan; use packed_logprobs, not the model")
+def _check_call(plan: AttentionPlan, name: str, query: Tensor, options: dict[str, Any]) -> None:
     if query.shape[0] != 1 or query.shape[2] != plan.order.numel():
         raise ConfigError(f"{name}: the plan is for [1, {plan.order.numel()}] tokens, found {tuple(query.shape)[::2]}")
-    if dropout > 0.0:
-        raise ConfigError(f"{name} uses attention dropout {dropout}; set attention_dropout=0 to train on packed trees")
+    if options.get("dropout"):
+        raise ConfigError(
+            f"{name} uses attention dropout {options['dropout']}; set attention_dropout=0 to train on packed trees"
+        )
     for option in ("sliding_window", "softcap", "position_bias", "s_aux"):
-        if kwargs.get(option) is not None:
+        if options.get(option) is not None:
             raise ConfigError(f"{name} uses {option}, which packed attention does not support; train it unpacked")
-    return plan
 
 
 AttentionInterface.register(ATTENTION, _attention_forward)
-# No mask function is registered under this name on purpose: transformers then builds no mask at all.
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def check_supported(model: nn.Module) -> None:
@@ -312,14 +347,18 @@ def check_supported(model: nn.Module) -> None:
         )
 
 
-@contextmanager
-def packed_attention(model: nn.Module) -> Iterator[None]:
-    """Run the model's attention over packed trees inside the ``with`` block; the setting is restored afterwards."""
+def enable_packed_attention(model: nn.Module) -> None:
+    """Let the model take plans; forward passes without one stay what they were under ``sdpa``.
+
+    Raises ``ConfigError`` for a model that cannot (:func:`check_supported`) or that runs another attention.
+    """
+    config = getattr(model, "config", None)
+    current = getattr(config, "_attn_implementation", None)
+    if current == ATTENTION:
+        return
     check_supported(model)
-    config = cast("Any", model).config
-    before = config._attn_implementation
-    config._attn_implementation = ATTENTION
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
+    if current not in ("sdpa", "eager"):
+        raise ConfigError(
+            f"{type(model).__name__} was loaded with attn_implementation={current!r}; packed training needs 'sdpa'"
+        )
+    cast("Any", config)._attn_implementation = ATTENTION

@@ -1,0 +1,168 @@
+"""The packed forward pass against one plain forward pass per trajectory (law 3)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from turntree.errors import ConfigError
+from turntree.trainers import forward, tree_attention
+from turntree.trainers.forward import check_packed, packed_logprobs, row_logprobs, score_packs
+from turntree.trainers.packing import Pack, column, pack_groups, table
+from turntree.trainers.tree import Group
+
+Groups = Callable[..., list[Group]]
+seeds = st.integers(0, 10_000)
+
+
+def gradients(model: PreTrainedModel, loss: Tensor) -> Tensor:
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def coefficients(pack: Pack, seed: int) -> Tensor:
+    return torch.randn(len(table(pack, "occurrences")), generator=torch.Generator().manual_seed(seed))
+
+
+def compare(model: PreTrainedModel, packs: list[Pack], seed: int, *, tolerance: float, temperature: float) -> None:
+    for pack in packs:
+        if not len(table(pack, "occurrences")):
+            continue
+        weight = coefficients(pack, seed)
+        packed = packed_logprobs(model, pack, temperature=temperature).logp[column(pack, "occurrences", "token")]
+        rows = torch.cat(row_logprobs(model, pack, temperature=temperature))
+        torch.testing.assert_close(packed, rows, rtol=0, atol=tolerance)
+        ours, theirs = gradients(model, (packed * weight).sum()), gradients(model, (rows * weight).sum())
+        assert float((ours - theirs).abs().max()) <= tolerance * max(1.0, float(theirs.abs().max()))
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=seeds, budget=st.sampled_from([1, 40, 10_000]), temperature=st.sampled_from([1.0, 0.7, 0.0]))
+def test_packed_equals_rows_in_float32(
+    random_groups: Groups, tiny_llama: LlamaForCausalLM, seed: int, budget: int, temperature: float
+) -> None:
+    packs = pack_groups(random_groups(seed), max_pack_tokens=budget)
+    compare(tiny_llama, packs, seed, tolerance=1e-5, temperature=temperature)
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=seeds)
+def test_packed_equals_rows_in_pieces_and_float64(
+    random_groups: Groups, tiny_llama: LlamaForCausalLM, seed: int
+) -> None:
+    model = copy.deepcopy(tiny_llama).double()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree_attention, "_KEPT_PAIRS", 200)
+        patch.setattr(tree_attention, "_MAX_QUERIES", 7)
+        compare(model, pack_groups(random_groups(seed), max_pack_tokens=500), seed, tolerance=1e-6, temperature=1.0)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "tied"])
+def test_other_families_are_exact(random_groups: Groups, family: str) -> None:
+    small = {
+        "vocab_size": 23,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    model: PreTrainedModel
+    if family == "qwen2":
+        model = Qwen2ForCausalLM(Qwen2Config(**small, initializer_range=0.2))
+    elif family == "qwen3":
+        model = Qwen3ForCausalLM(Qwen3Config(**small, head_dim=16, initializer_range=0.2))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**small, tie_word_embeddings=True, initializer_range=0.2))
+    compare(model, pack_groups(random_groups(5), max_pack_tokens=300), 5, tolerance=1e-5, temperature=1.0)
+
+
+def test_gradient_checkpointing_changes_nothing(random_groups: Groups, tiny_llama: LlamaForCausalLM) -> None:
+    (pack,) = pack_groups(random_groups(2), max_pack_tokens=10_000)
+    model = copy.deepcopy(tiny_llama).double().train()
+    plain = gradients(model, packed_logprobs(model, pack).logp.sum())
+    model.gradient_checkpointing_enable()
+    torch.testing.assert_close(gradients(model, packed_logprobs(model, pack).logp.sum()), plain)
+
+
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_chunks_of_the_vocabulary_projection_change_nothing(
+    random_groups: Groups, tiny_llama: LlamaForCausalLM, chunk: int
+) -> None:
+    (pack,) = pack_groups(random_groups(2), max_pack_tokens=10_000)
+    whole = packed_logprobs(tiny_llama, pack, entropy=True)
+    parts = packed_logprobs(tiny_llama, pack, entropy=True, chunk=chunk)
+    assert whole.entropy is not None
+    assert parts.entropy is not None
+    torch.testing.assert_close(parts.logp, whole.logp)
+    torch.testing.assert_close(parts.entropy, whole.entropy)
+    torch.testing.assert_close(
+        gradients(tiny_llama, (parts.logp + parts.entropy).sum()),
+        gradients(tiny_llama, (whole.logp + whole.entropy).sum()),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_entropy_is_that_of_the_distribution_drawn_from(random_groups: Groups, tiny_llama: LlamaForCausalLM) -> None:
+    (pack,) = pack_groups(random_groups(2), max_pack_tokens=10_000)
+    output = packed_logprobs(tiny_llama, pack, temperature=0.5, entropy=True)
+    assert output.entropy is not None
+    mask = column(pack, "tokens", "loss_mask")
+    assert (output.entropy[~mask] == 0).all()
+    assert (output.logp[~mask] == 0).all()
+    ids = column(pack, "tokens", "ids")
+    first = int(mask.nonzero()[0])
+    logits = tiny_llama(ids[None, :first]).logits[0, -1] / 0.5
+    torch.testing.assert_close(output.entropy[first], torch.distributions.Categorical(logits=logits).entropy())
+
+
+def test_score_pass_writes_in_place_without_a_graph(random_groups: Groups, tiny_llama: LlamaForCausalLM) -> None:
+    packs = pack_groups(random_groups(4), max_pack_tokens=50)
+    model = copy.deepcopy(tiny_llama).train()
+    score_packs(model, packs)
+    score_packs(model, packs, key="ref_logp", temperature=0.5)
+    assert model.training
+    for pack in packs:
+        old, ref = column(pack, "tokens", "old_logp"), column(pack, "tokens", "ref_logp")
+        assert not old.requires_grad
+        torch.testing.assert_close(old, packed_logprobs(model, pack).logp.detach(), rtol=0, atol=0)
+        assert not torch.equal(old, ref)
+
+
+def test_the_check_of_the_first_batch_passes_and_catches(
+    random_groups: Groups, tiny_llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pack,) = pack_groups(random_groups(2), max_pack_tokens=10_000)
+    assert check_packed(tiny_llama, pack) < 1e-5
+    assert check_packed(copy.deepcopy(tiny_llama).bfloat16(), pack) < 1.0
+
+    def causal(subtree_end: Tensor, predecessor: Tensor) -> tree_attention.AttentionPlan:
+        n = len(predecessor)
+        return tree_attention.plan_attention(torch.full((n,), n), torch.arange(-1, n - 1))
+
+    monkeypatch.setattr(forward, "plan_attention", causal)
+    with pytest.raises(ConfigError, match="differ from one row per trajectory"):
+        check_packed(tiny_llama, pack)
+
+
+def test_models_that_change_their_logits_are_refused(random_groups: Groups, tiny_llama: LlamaForCausalLM) -> None:
+    (pack,) = pack_groups(random_groups(2), max_pack_tokens=10_000)
+    model = copy.deepcopy(tiny_llama)
+    model.config.final_logit_softcapping = 30.0
+    with pytest.raises(ConfigError, match="final_logit_softcapping=30"):
+        packed_logprobs(model, pack)

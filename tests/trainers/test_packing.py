@@ -1,0 +1,174 @@
+"""The two tables of a pack, against the trees they were made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turntree.errors import ConfigError, DataError
+from turntree.trainers.credit import Advantages
+from turntree.trainers.packing import Pack, column, pack_groups, row_tokens, table, write_advantages
+from turntree.trainers.tree import Group, Node, Tree
+
+Groups = Callable[..., list[Group]]
+seeds = st.integers(0, 10_000)
+budgets = st.sampled_from([1, 12, 25, 60, 10_000])
+
+
+def trajectory_ids(leaf: Node) -> list[int]:
+    nodes = leaf.trajectory()
+    assert nodes[0].parent is not None
+    return [i for n in (nodes[0].parent, *nodes) for i in (*n.turn_ids, *n.observation_ids)]
+
+
+def sampled(leaf: Node) -> list[int]:
+    return [i for n in leaf.trajectory() for i in n.turn_ids]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=seeds, budget=budgets)
+def test_rows_are_the_trajectories_that_the_engine_saw(random_groups: Groups, seed: int, budget: int) -> None:
+    groups = random_groups(seed)
+    seen: list[tuple[int, int]] = []
+    for pack in pack_groups(groups, max_pack_tokens=budget):
+        ids = column(pack, "tokens", "ids")
+        occurrence_leaf, token = column(pack, "occurrences", "leaf"), column(pack, "occurrences", "token")
+        group, leaf_index = column(pack, "rows", "group").tolist(), column(pack, "rows", "leaf").tolist()
+        for r, path in enumerate(row_tokens(pack)):
+            leaf = groups[group[r]].scored_leaves()[leaf_index[r]]
+            assert ids[path].tolist() == trajectory_ids(leaf)
+            assert column(pack, "tokens", "position")[path].tolist() == list(range(len(path)))
+            mine = token[occurrence_leaf == r]
+            assert ids[mine].tolist() == sampled(leaf)
+            torch.testing.assert_close(
+                column(pack, "tokens", "sampler_logp")[mine],
+                torch.tensor([lp for n in leaf.trajectory() for lp in n.logprobs]),
+            )
+            assert column(pack, "tokens", "version")[mine].tolist() == [
+                n.version for n in leaf.trajectory() for _ in n.turn_ids
+            ]
+            seen.append((group[r], leaf_index[r]))
+    assert sorted(seen) == [(g, i) for g, group_ in enumerate(groups) for i in range(len(group_.scored_leaves()))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=seeds, budget=budgets)
+def test_a_query_sees_its_path_and_nothing_else(random_groups: Groups, seed: int, budget: int) -> None:
+    for pack in pack_groups(random_groups(seed), max_pack_tokens=budget):
+        end, before = column(pack, "tokens", "subtree_end"), column(pack, "tokens", "predecessor").tolist()
+        index = torch.arange(len(end))
+        seen = (index[None] <= index[:, None]) & (index[:, None] < end[None])
+        for q in range(len(end)):
+            path, token = [], q
+            while token >= 0:
+                path.append(token)
+                token = before[token]
+            assert seen[q].nonzero().flatten().tolist() == path[::-1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=seeds, budget=budgets, shared=st.sampled_from(["per_leaf", "once"]))
+def test_cutting_keeps_occurrences_weights_and_the_budget(
+    random_groups: Groups, seed: int, budget: int, shared: Literal["per_leaf", "once"]
+) -> None:
+    groups = random_groups(seed)
+    packs = pack_groups(groups, max_pack_tokens=budget, shared_turns=shared)
+    for pack in packs:
+        assert len(table(pack, "tokens")) <= budget or len(table(pack, "rows")) == 1
+    total = sum(float(column(p, "occurrences", "weight").double().sum()) for p in packs)
+    nodes = {id(n): n for g in groups for leaf in g.scored_leaves() for n in leaf.trajectory()}
+    per_leaf = sum(len(sampled(leaf)) for g in groups for leaf in g.scored_leaves())
+    once = sum(len(n.turn_ids) for n in nodes.values())
+    assert total == pytest.approx(per_leaf if shared == "per_leaf" else once, rel=1e-6)
+    if budget == 10_000 and packs:
+        assert len(packs) == 1
+        assert len(table(packs[0], "tokens")) == once + sum(len(n.observation_ids) for n in nodes.values()) + sum(
+            len(t.root.observation_ids) for g in groups for t in g.trees if t.scored_leaves()
+        )
+
+
+def test_turn_ids_are_explicit_so_adjacent_turns_stay_apart() -> None:
+    root = Node(observation_ids=(1,))
+    first = root.add_child(Node(turn_ids=(2, 3), logprobs=(-1.0, -1.0)))
+    first.add_child(Node(turn_ids=(4,), logprobs=(-1.0,), status="answered", reward=1.0))
+    (pack,) = pack_groups([Group("q", [Tree(root)])], max_pack_tokens=10)
+    assert column(pack, "tokens", "turn_id").tolist() == [-1, 0, 0, 1]
+    assert column(pack, "occurrences", "turn").tolist() == [0, 0, 1]
+
+
+def test_small_trees_share_a_pack(random_groups: Groups) -> None:
+    groups = random_groups(3, groups=6)
+    (pack,) = pack_groups(groups, max_pack_tokens=100_000)
+    assert set(column(pack, "rows", "group").tolist()) == {g for g, x in enumerate(groups) if x.scored_leaves()}
+
+
+def test_unequal_lengths_name_the_row() -> None:
+    root = Node(observation_ids=(1,))
+    child = root.add_child(Node(turn_ids=(2, 3), logprobs=(-1.0, -1.0), status="answered", reward=1.0))
+    child.logprobs = (-1.0,)
+    with pytest.raises(DataError, match=r"prompt 'what\?', tree 4, leaf \(0,\).*2 sampled token ids but 1 sampler"):
+        pack_groups([Group("what?", [Tree(root, index=4)])], max_pack_tokens=10)
+
+
+def test_a_tree_without_prompt_is_refused() -> None:
+    root = Node()
+    root.add_child(Node(turn_ids=(2,), logprobs=(-1.0,), status="answered", reward=1.0))
+    with pytest.raises(DataError, match="prompt"):
+        pack_groups([Group("q", [Tree(root)])], max_pack_tokens=10)
+
+
+@pytest.mark.parametrize("options", [{"max_pack_tokens": 0}, {"max_pack_tokens": 9, "shared_turns": "twice"}])
+def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        pack_groups([], **options)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=seeds, budget=budgets, per=st.sampled_from(["turn", "token"]))
+def test_advantages_land_on_their_leaf_and_turn(
+    random_groups: Groups, seed: int, budget: int, per: Literal["turn", "token"]
+) -> None:
+    groups = random_groups(seed)
+    values: list[tuple[Any, ...]] = []
+    for g, group in enumerate(groups):
+        rows = []
+        for i, leaf in enumerate(group.scored_leaves()):
+            count = len(leaf.trajectory()) if per == "turn" else len(sampled(leaf))
+            rows.append(np.arange(count, dtype=np.float64) + 100.0 * i + 10_000.0 * g)
+        values.append(tuple(rows))
+    packs = pack_groups(groups, max_pack_tokens=budget)
+    write_advantages(packs, Advantages(per=per, values=tuple(values)))
+    for pack in packs:
+        check_advantages(pack, groups, values, per)
+
+
+def check_advantages(pack: Pack, groups: list[Group], values: list[tuple[Any, ...]], per: str) -> None:
+    advantage = column(pack, "occurrences", "advantage")
+    assert advantage.dtype == torch.float32
+    for r, (g, i) in enumerate(
+        zip(column(pack, "rows", "group").tolist(), column(pack, "rows", "leaf").tolist(), strict=True)
+    ):
+        leaf = groups[g].scored_leaves()[i]
+        expected = values[g][i].tolist()
+        if per == "turn":
+            expected = [expected[d] for d, n in enumerate(leaf.trajectory()) for _ in n.turn_ids]
+        assert advantage[column(pack, "occurrences", "leaf") == r].tolist() == expected
+
+
+def test_advantages_of_other_groups_are_refused(random_groups: Groups) -> None:
+    groups = random_groups(1)
+    packs = pack_groups(groups, max_pack_tokens=1000)
+    with pytest.raises(DataError, match="same groups"):
+        write_advantages(packs, Advantages(per="turn", values=()))
+    short = tuple(tuple(np.zeros(0) for _ in g.scored_leaves()) for g in groups)
+    with pytest.raises(DataError, match="expected at least"):
+        write_advantages(packs, Advantages(per="turn", values=short))
+    infinite = tuple(tuple(np.full(9, np.nan) for _ in g.scored_leaves()) for g in groups)
+    with pytest.raises(DataError, match="finite"):
+        write_advantages(packs, Advantages(per="turn", values=infinite))
