@@ -413,12 +413,14 @@ def _sum(node: Node, values: Mapping[Node, float], below: Mapping[Node, int], va
     return f"{terms} = {values[node]:.4f}"
 
 
-def _table(groups: Sequence[Group], advantages: Advantages) -> list[str]:
-    leaves = groups[0].scored_leaves()
-    rows = zip(leaves, advantages.values[0], strict=True)
-    return ["advantage of each turn, one line a trajectory:"] + [
-        f"  {_name(leaf)} (r {leaf.reward:g}): " + "  ".join(f"{x:+.4f}" for x in a) for leaf, a in rows
-    ]
+def _table(group: Group, advantages: Advantages) -> list[str]:
+    rows = iter(advantages.values[0])
+    lines = ["advantage of each turn, one line a trajectory:"]
+    for tree in group.trees:
+        for leaf in tree.scored_leaves():
+            numbers = "  ".join(f"{a:+.4f}" for a in next(rows))
+            lines.append(f"  tree {tree.index}, {_name(leaf)} (r {leaf.reward:g}): {numbers}")
+    return lines
 
 
 def explain(source: Group | Tree, rule: CreditRule = tree_grpo, **options: Any) -> str:
@@ -437,4 +439,4 @@ def explain(source: Group | Tree, rule: CreditRule = tree_grpo, **options: Any) 
     explainer, preset = explainers.get(rule, (lambda _, **__: [], {}))
     title = f"{getattr(rule, '__name__', rule)}: group {group.uid!r}, {len(group.scored_leaves())} scored leaves"
     formula = explainer(group, **(preset | options))
-    return "\n".join([title, *formula, *_table([group], rule([group], **options))])
+    return "\n".join([title, *formula, *_table(group, rule([group], **options))])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from turntree.trainers.credit import (
     tree_grpo,
     tree_grpo_reference,
 )
-from turntree.trainers.tree import Group, Node, Tree
+from turntree.trainers.tree import Group, Node, Status, Tree
 
 
 def build(nodes: list[dict[str, Any]], index: int = 0) -> tuple[Tree, dict[int, Node]]:
@@ -68,7 +70,7 @@ def load(golden_dir: Path, name: str) -> list[dict[str, Any]]:
 
 
 def test_golden_tree_grpo_advantage(golden_dir: Path) -> None:
-    names = {"inter_tree": "inter", "intra_tree": "intra", "tree_sum": "sum", "tree_2norm": "2norm"}
+    names: dict[str, Any] = {"inter_tree": "inter", "intra_tree": "intra", "tree_sum": "sum", "tree_2norm": "2norm"}
     for case in load(golden_dir, "tree_grpo_advantage"):
         groups, at = [], []
         for prompt in case["inputs"]["prompts"]:
@@ -80,7 +82,7 @@ def test_golden_tree_grpo_advantage(golden_dir: Path) -> None:
                 at += [index[leaf] for leaf in tree.scored_leaves()]
             groups.append(Group(prompt["prompt"], trees))
         for key, estimator in names.items():
-            got = tree_grpo(groups, estimator=estimator, singleton="raw")  # type: ignore[arg-type]
+            got = tree_grpo(groups, estimator=estimator, singleton="raw")
             arrays = [a for group in got.values for a in group]
             expected = [case["expected"][key][i] for i in at]
             assert len(arrays) == len(case["inputs"]["leaf_rewards"])
@@ -160,20 +162,21 @@ def test_golden_flat_advantages(golden_dir: Path) -> None:
 
 # Laws
 
+ESTIMATORS: list[Any] = ["sum", "inter", "intra", "2norm"]
+VALUES: list[Any] = ["child", "child_mean", "leaf_mean"]
+DIFFERENCES: list[Any] = ["node_value", "diff_parent", "diff_global", "diff_localglobal", "vanilla"]
+WEIGHTS: list[Any] = ["linear", "softmax"]
+
 RULES: list[CreditRule] = [
     grpo,
-    lambda g: grpo(g, std="population"),
-    lambda g: grpo(g, std="none"),
-    lambda g: grpo(g, baseline="leave_one_out"),
-    *[lambda g, e=e: tree_grpo(g, estimator=e) for e in ("sum", "inter", "intra", "2norm")],
-    *[
-        lambda g, v=v, a=a, w=w: at2po(g, value=v, advantage=a, weights=w)
-        for v in ("child", "child_mean", "leaf_mean")
-        for a in ("node_value", "diff_parent", "diff_global", "diff_localglobal", "vanilla")
-        for w in ("linear", "softmax")
-    ],
+    partial(grpo, std="population"),
+    partial(grpo, std="none"),
+    partial(grpo, baseline="leave_one_out"),
+    *[partial(tree_grpo, estimator=e) for e in ESTIMATORS],
+    *[partial(at2po, value=v, advantage=a, weights=w) for v, a, w in product(VALUES, DIFFERENCES, WEIGHTS)],
 ]
 
+STATUSES: list[Status] = ["answered", "answered", "truncated", "failed"]
 rewards_ = st.sampled_from([0.0, 0.1, 0.2, 0.35, 0.8, 1.0, -1.0])
 entropies_ = st.floats(0.0, 5.0)
 
@@ -182,7 +185,7 @@ entropies_ = st.floats(0.0, 5.0)
 def subtrees(draw: st.DrawFn, depth: int = 3) -> Node:
     """A node with everything below it; every inner node leads to at least one leaf."""
     if depth == 0 or draw(st.booleans()):
-        status = draw(st.sampled_from(["answered", "answered", "truncated", "failed"]))
+        status = draw(st.sampled_from(STATUSES))
         reward = None if status == "failed" else draw(rewards_)
         return Node(status=status, reward=reward, entropy=draw(entropies_))
     node = Node(entropy=draw(entropies_))
@@ -274,7 +277,8 @@ def test_the_order_of_children_and_trees_does_not_matter(group: Group) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(rewards_, min_size=1, max_size=9))
 def test_group_relative_advantages_sum_to_zero(rewards: list[float]) -> None:
-    for std in ("unbiased", "population", "none"):
+    stds: list[Any] = ["unbiased", "population", "none"]
+    for std in stds:
         assert sum(normalise(rewards, std=std)) == pytest.approx(0.0, abs=1e-9)
     assert sum(normalise(rewards, std="none", baseline="leave_one_out")) == pytest.approx(0.0, abs=1e-9)
 
@@ -282,7 +286,7 @@ def test_group_relative_advantages_sum_to_zero(rewards: list[float]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(entropies_, min_size=1, max_size=6), st.floats(0.1, 3))
 def test_child_weights_are_a_distribution_in_the_order_of_entropy(h: list[float], c: float) -> None:
-    for kind in ("linear", "softmax"):
+    for kind in WEIGHTS:
         w = child_weights(h, weights=kind)
         assert w.sum() == pytest.approx(1.0)
         assert (w >= 0.0).all()
@@ -298,7 +302,7 @@ def test_child_weights_are_a_distribution_in_the_order_of_entropy(h: list[float]
 @settings(max_examples=40, deadline=None)
 @given(groups())
 def test_values_lie_between_those_of_the_children(group: Group) -> None:
-    for value in ("child", "child_mean", "leaf_mean"):
+    for value in VALUES:
         values = at2po_values(group, value=value)
         for node in values:
             below = [values[c] for c in node.children if c in values]
