@@ -17,6 +17,8 @@ TAGS = (
 
 PAD, END = "<|pad|>", "<|end|>"
 _ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+# A token never reaches over the border of a word, number, run of signs or run of line ends.
+_WORD = r"\n+| ?[\p{L}\p{M}]+| ?\p{N}| ?[^\s\p{L}\p{M}\p{N}]+|\s"
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
@@ -33,7 +35,7 @@ def build_tokenizer(words: Iterable[str], syllables: Iterable[str] = ()) -> Any:
     Padding is ``<|pad|>`` (id 0), a turn ends with ``<|end|>``; the chat template costs three tokens a message.
     """
     import transformers
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     specials = (PAD, END, *_ROLES)
     # The alphabet writes each byte as one printable character, so that pieces are exact byte strings.
@@ -44,7 +46,7 @@ def build_tokenizer(words: Iterable[str], syllables: Iterable[str] = ()) -> Any:
     vocab = [(s, 0.0) for s in specials] + [(c, -11.0) for c in alphabet]
     vocab += [(p, -10.0) for p in sorted(pieces - set(alphabet))]
     core = Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=False))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_WORD), "isolated"), to_bytes])
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in specials])
     core.add_tokens([AddedToken(t, special=False, normalized=False) for t in TAGS])
