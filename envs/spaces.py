@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from gymnasium.spaces import Text
@@ -59,8 +59,31 @@ class UnicodeText(Text):
     __hash__ = None  # type: ignore[assignment]
 
 
-# AsyncVectorEnv moves observations through shared memory; Gymnasium's handlers for Text write positions in its
-# alphabet, ours write the length and then code points.
+# AsyncVectorEnv moves observations through shared memory. Gymnasium's handlers for Text write positions in its
+# alphabet and read them once, when the memory is made; ours write the length, then code points, and read when copied.
+
+
+class _SharedTexts(Sequence[str]):
+    """The texts that are in shared memory now; a (deep) copy is a plain tuple of them."""
+
+    def __init__(self, rows: NDArray[np.int32]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        row = self._rows[index]
+        return "".join(map(chr, row[1 : 1 + row[0]].tolist()))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> tuple[str, ...]:
+        return tuple(self)
 
 
 @create_shared_memory.register(UnicodeText)
@@ -71,9 +94,8 @@ def _create(space: UnicodeText, n: int = 1, ctx: ModuleType | None = None) -> An
 
 
 @read_from_shared_memory.register(UnicodeText)
-def _read(space: UnicodeText, shared_memory: Any, n: int = 1) -> tuple[str, ...]:
-    rows = np.frombuffer(shared_memory.get_obj(), dtype=np.int32).reshape(n, space.max_length + 1)
-    return tuple("".join(map(chr, row[1 : 1 + row[0]].tolist())) for row in rows)
+def _read(space: UnicodeText, shared_memory: Any, n: int = 1) -> Any:
+    return _SharedTexts(np.frombuffer(shared_memory.get_obj(), dtype=np.int32).reshape(n, space.max_length + 1))
 
 
 @write_to_shared_memory.register(UnicodeText)

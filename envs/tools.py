@@ -84,9 +84,7 @@ def execute(
 
 def _find(tools: Mapping[str, Tool], name: str) -> Tool:
     if name not in tools:
-        raise ToolError(
-            f"a turn calls the tool {name!r}, but the environment has {sorted(tools)}; add it to core.tools"
-        )
+        raise ToolError(f"a turn calls the tool {name!r}, but the core has {sorted(tools)}; add it to core.tools")
     return tools[name]
 
 
