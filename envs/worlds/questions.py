@@ -16,6 +16,9 @@ __all__ = ["Chain", "Form", "Kind", "Lookup", "draw_forms", "evaluate", "steps_o
 
 Kind = Literal["chain", "comparison", "yes_no"]
 
+# Draws in a row without a new question after which a world counts as exhausted.
+_PATIENCE = 5000
+
 
 @dataclass(frozen=True, slots=True)
 class Chain:
@@ -111,15 +114,19 @@ def draw_forms(kind: Kind, hops: int, n: int, *, facts: Facts, stream: Stream) -
 def _distinct(draw: Callable[[], Form | None], n: int, what: str) -> list[Form]:
     """Draw until ``n`` forms are found; the order of a form's sides does not make it another one."""
     forms: dict[frozenset[Chain], Form] = {}
-    for _ in range(200 * n + 2000):
-        if len(forms) == n:
-            return list(forms.values())
-        if form := draw():
-            forms.setdefault(frozenset(form.chains), form)
-    raise ConfigError(
-        f"expected {n} {what}, but this world seems to hold only {len(forms)} different ones; "
-        "ask for fewer questions or more entities"
-    )
+    misses = 0
+    while len(forms) < n and misses < _PATIENCE:
+        form = draw()
+        known = form is None or frozenset(form.chains) in forms
+        misses = misses + 1 if known else 0
+        if form is not None and not known:
+            forms[frozenset(form.chains)] = form
+    if len(forms) < n:
+        raise ConfigError(
+            f"expected {n} {what}, but this world seems to hold only {len(forms)} different ones; "
+            "ask for fewer questions or more entities"
+        )
+    return list(forms.values())
 
 
 def _chain(hops: int, facts: Facts, stream: Stream) -> Form | None:

@@ -75,16 +75,21 @@ class Style:
 
 _SHORT_FRAMES: dict[Templates, Frames] = {
     "train": Frames(
-        who=("Who is {np} ?", "What is the name of {np} ?", "Tell me who is {np} .", "I want to find {np} ."),
+        who=(
+            "Who is {np} ?",
+            "What is the name of {np} ?",
+            "Tell me who is {np} .",
+            "Can you tell me the name of {np} ?",
+        ),
         what=("What is {np} ?", "Can you find {np} ?", "Tell me what is {np} .", "I want to know {np} ."),
         yes_no=("Do {a} and {b} have the same {r} ?", "Is the {r} of {a} also the {r} of {b} ?"),
-        comparison=("Which has the earlier {r} , {a} or {b} ?",),
+        comparison=(),
     ),
     "test": Frames(
         who=("Tell me {np} .", "Can you tell me who is {np} ?"),
         what=("Tell me {np} .", "I want to know what is {np} ."),
         yes_no=("Is the {r} of {a} and {b} the same ?",),
-        comparison=("Tell me which has the earlier {r} , {a} or {b} .",),
+        comparison=(),
     ),
 }
 

@@ -43,6 +43,10 @@ class WorldConfig:
     lectures: int = 0
 
     def __post_init__(self) -> None:
+        if self.style not in STYLES:
+            raise ConfigError(f"expected a style of {sorted(STYLES)}, found {self.style!r}")
+        if unknown := {kind for kind, *_ in self.mix} - set(get_args(Kind)):
+            raise ConfigError(f"expected question kinds of {get_args(Kind)}, found {sorted(unknown)}")
         if self.entities < _FEWEST_ENTITIES:
             raise ConfigError(f"expected at least {_FEWEST_ENTITIES} entities, found {self.entities}")
         if self.questions < 0 or not self.mix or any(w < 0 for *_, w in self.mix) or not any(w for *_, w in self.mix):

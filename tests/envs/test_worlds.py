@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turntree.envs.metrics import exact_match
+from turntree.envs.task import Question
+from turntree.envs.worlds import PROFILES, World, WorldConfig, generate_world, lexicon, load_world
+from turntree.envs.worlds.schema import RELATIONS, SHARES
+from turntree.envs.worlds.stream import Stream
+from turntree.envs.worlds.styles import STYLES, Frames
+from turntree.errors import ConfigError, DataError
+from turntree.search_backend import BM25Backend
+
+# Of the three files of generate_world(profile, seed=11, ...) below. A change means that every published world changes.
+GOLDEN = {
+    "quickstart": "ccc7c5be0722c90e9fd497f4a4d773edda12b59d5565a2ba7083cccd465aeff9",
+    "standard": "c2a707cd03fb9a520ad8865c8c4ec86ee9e23e2137b6a426cc9b8aab999399f9",
+}
+
+
+@pytest.fixture(scope="module")
+def quick() -> World:
+    return generate_world("quickstart", seed=1)
+
+
+@pytest.fixture(scope="module")
+def standard() -> World:
+    return generate_world("standard", seed=1)
+
+
+@pytest.fixture(params=["quick", "standard"])
+def world(request: pytest.FixtureRequest) -> World:
+    made: World = request.getfixturevalue(request.param)
+    return made
+
+
+def digest(folder: Path) -> str:
+    files = ("corpus.jsonl", "questions.jsonl", "meta.json")
+    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in files)).hexdigest()
+
+
+def steps(question: Question) -> list[dict[str, str]]:
+    return [dict(s) for s in question.metadata["steps"]]
+
+
+# -- the same bytes everywhere -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", GOLDEN)
+def test_worlds_are_byte_identical_golden(profile: str, tmp_path: Path) -> None:
+    world = generate_world(profile, seed=11, split="test", questions=60)
+    assert digest(world.save(tmp_path)) == GOLDEN[profile]
+
+
+def test_hash_seed_and_process_do_not_matter(tmp_path: Path) -> None:
+    code = "import sys; from turntree.envs.worlds import generate_world as g; g('quickstart', seed=3).save(sys.argv[1])"
+    for name in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": name}
+        subprocess.run([sys.executable, "-c", code, tmp_path / name], check=True, env=environment)
+    assert digest(tmp_path / "1") == digest(tmp_path / "2")
+
+
+def test_stream_draws_are_pinned_golden() -> None:
+    stream = Stream("a", 1)
+    assert [stream.below(100) for _ in range(8)] == [63, 39, 8, 5, 62, 34, 98, 10]
+
+
+@given(st.lists(st.integers(), max_size=30), st.integers())
+def test_shuffles_are_permutations(items: list[int], seed: int) -> None:
+    shuffled = list(items)
+    Stream(seed).shuffle(shuffled)
+    assert Counter(shuffled) == Counter(items)
+
+
+def test_saved_world_loads_back(quick: World, tmp_path: Path) -> None:
+    assert load_world(quick.save(tmp_path / "w")) == quick
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"meta\.json"):
+        load_world(tmp_path)
+    (tmp_path / "meta.json").write_text('{"format": 99}')
+    with pytest.raises(DataError, match="format 1"):
+        load_world(tmp_path)
+
+
+def test_seed_changes_the_world_and_size_of_the_question_set_does_not(quick: World) -> None:
+    assert generate_world("quickstart", seed=2).passages != quick.passages
+    fewer = generate_world("quickstart", seed=1, questions=10)
+    assert fewer.passages == quick.passages
+    assert len(fewer.questions) == 10
+
+
+# -- facts, re-derived from the texts alone ----------------------------------------------------------------------------
+
+_VARIANTS = [(r.word, r.sentence) for r in RELATIONS] + [(r.word, "The {r} of {s} is {o}.") for r in RELATIONS]
+
+
+def stated(world: World) -> dict[tuple[str, str], set[str]]:
+    """(title, relation) -> objects, read from the passages by an own parser."""
+    facts: dict[tuple[str, str], set[str]] = {}
+    for passage in world.passages:
+        for word, name in re.findall(r"The (\w+) is (\w+ \w+) \.", passage.text):
+            facts.setdefault((passage.title, word), set()).add(name)
+        for word, year in re.findall(r"Its (\w+ year) is (\d+)\.", passage.text):
+            facts.setdefault((passage.title, word), set()).add(year)
+        for sentence in re.split(r"(?<=\.) ", passage.text):
+            for word, template in (v for v in _VARIANTS if v[0] in sentence):
+                pattern = re.escape(template).replace(r"\{s\}", re.escape(passage.title))
+                pattern = pattern.replace(r"\{r\}", word).replace(r"\{o\}", "(.+)")
+                if match := re.fullmatch(pattern, sentence):
+                    facts.setdefault((passage.title, word), set()).add(match[1])
+    return facts
+
+
+@pytest.fixture(scope="module")
+def tables(quick: World, standard: World) -> dict[int, dict[tuple[str, str], set[str]]]:
+    return {id(quick): stated(quick), id(standard): stated(standard)}
+
+
+def test_every_gold_step_is_the_only_thing_its_passage_states(world: World, tables: dict[int, Any]) -> None:
+    facts = tables[id(world)]
+    by_id = {p.id: p for p in world.passages}
+    for question in world.questions:
+        for step in steps(question):
+            title = by_id[step["supporting_id"]].title
+            assert title == step["subject"]
+            assert facts[title, step["relation"]] == {step["answer"]}, question
+            assert step["query"] == f"{step['subject']} {step['relation']}"
+
+
+def chains(question: Question) -> list[list[dict[str, str]]]:
+    """The gold steps cut where one does not continue from the answer before it."""
+    out: list[list[dict[str, str]]] = []
+    for step in steps(question):
+        if (
+            out
+            and out[-1][-1]["answer"] == step["subject"]
+            and not (question.metadata["type"] != "chain" and len(out[-1]) == question.metadata["hops"] // 2)
+        ):
+            out[-1].append(step)
+        else:
+            out.append([step])
+    return out
+
+
+def test_answers_follow_from_the_steps(world: World) -> None:
+    for question in world.questions:
+        parts = chains(question)
+        ends = [part[-1]["answer"] for part in parts]
+        if question.metadata["type"] == "chain":
+            assert ends == [question.golden_answers[0]]
+        elif question.metadata["type"] == "yes_no":
+            assert question.golden_answers == (("yes",) if ends[0] == ends[1] else ("no",))
+        else:
+            earlier = min(parts, key=lambda part: int(part[-1]["answer"]))
+            assert ends[0] != ends[1]
+            assert earlier[-1]["subject"] == question.golden_answers[0]
+
+
+def test_names_and_aliases_are_unique(world: World) -> None:
+    titles = Counter(p.title.casefold() for p in world.passages)
+    assert max(titles.values()) == 1
+    answers = {q.golden_answers for q in world.questions if len(q.golden_answers[0]) > 3}
+    owners: dict[str, set[str]] = {}
+    for group in answers:
+        for answer in group:
+            owners.setdefault(answer.casefold(), set()).add(group[0])
+    assert all(len(names) == 1 for names in owners.values())
+    assert any(len(group) > 1 for group in answers)
+
+
+def test_aliases_count_as_right(quick: World) -> None:
+    question = next(q for q in quick.questions if q.metadata["type"] == "chain")
+    assert len(question.golden_answers) == 2
+    assert all(exact_match(f"The {a}.", question.golden_answers) == 1.0 for a in question.golden_answers)
+
+
+def test_chains_cannot_be_answered_early(world: World) -> None:
+    """The answer stands in no passage of an earlier hop and not in the question; no entity comes twice."""
+    texts = {p.id: p.text for p in world.passages}
+    for question in world.questions:
+        if question.metadata["type"] != "chain":
+            continue
+        gold, path = question.golden_answers[0], steps(question)
+        assert all(gold not in texts[s["supporting_id"]] for s in path[:-1])
+        assert f" {gold} " not in re.sub(r"([.?,])", r" \1 ", f" {question.question} ")
+        assert len({s["subject"] for s in path} | {gold}) == len(path) + 1
+
+
+# -- shape -------------------------------------------------------------------------------------------------------
+
+
+def test_schema_has_enough_types_and_relations() -> None:
+    assert len(SHARES) >= 7
+    assert sum(SHARES.values()) == 100
+    assert len(RELATIONS) >= 13
+    assert len({r.word for r in RELATIONS}) == len(RELATIONS)
+    assert {r.subject for r in RELATIONS} == {r.object for r in RELATIONS} | {"film", "book", "team"} == set(SHARES)
+
+
+def test_question_mix(world: World) -> None:
+    config = world.meta["config"]
+    counts = Counter((q.metadata["type"], q.metadata["hops"]) for q in world.questions)
+    total = sum(weight for _, _, weight in config["mix"])
+    assert counts == {(k, h): config["questions"] * w // total for k, h, w in config["mix"]}
+    yes_no = Counter(q.golden_answers[0] for q in world.questions if q.metadata["type"] == "yes_no")
+    assert yes_no["yes"] == yes_no["no"]
+    assert len({q.id for q in world.questions}) == len({q.question for q in world.questions}) == config["questions"]
+    for question in world.questions:
+        assert len(steps(question)) == question.metadata["hops"]
+        supporting = dict.fromkeys(s["supporting_id"] for s in steps(question))
+        assert question.metadata["supporting_ids"] == tuple(supporting)
+
+
+def test_standard_has_all_kinds_and_hops(standard: World) -> None:
+    assert len(standard.passages) >= 3000
+    assert {q.metadata["type"] for q in standard.questions} == {"chain", "comparison", "yes_no"}
+    assert {q.metadata["hops"] for q in standard.questions} == {1, 2, 3, 4}
+
+
+def test_hard_negatives_are_there(quick: World, standard: World) -> None:
+    surnames = Counter(p.title.split()[-1] for p in quick.passages)
+    assert sum(n for n in surnames.values() if n > 1) > 100
+    assert sum("former" in p.text for p in quick.passages) > 60
+    assert sum("often seen" in p.text for p in quick.passages) > 60
+    titles = [p.title for p in standard.passages]
+    assert sum(f"{t} Academy" in titles or f"{t} Lecture" in titles for t in titles) > 100
+
+
+def test_quickstart_texts_are_short_and_closed(quick: World) -> None:
+    words, syllables = lexicon()
+    assert len(words) <= 200
+    assert words == sorted(set(words))
+    assert syllables == sorted(set(syllables))
+    assert {w.lower() for w in words}.isdisjoint({s.lower() for s in syllables})
+    test = generate_world("quickstart", seed=9, split="test", questions=200)
+    for made in (quick, test):
+        texts = [t for p in made.passages for t in (p.title, p.text)]
+        texts += [t for q in made.questions for t in (q.question, *q.golden_answers)]
+        assert max(len(t.split()) for t in texts) <= 35
+        for word in {w for t in texts for w in t.split()} - set(words):
+            assert len(word) == 4
+            assert word[:2] in syllables
+            assert word[2:] in syllables
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_gold_passages_come_first_in_quickstart(seed: int, split: Any) -> None:
+    assert hit_rate(generate_world("quickstart", seed=seed, split=split, questions=400), k=1) >= 0.98
+
+
+def test_gold_passages_are_among_three_in_standard(standard: World) -> None:
+    assert hit_rate(standard, k=3) >= 0.99
+
+
+def hit_rate(world: World, *, k: int) -> float:
+    gold = [s for q in world.questions for s in steps(q)]
+    found = BM25Backend.from_passages(world.passages).search([s["query"] for s in gold], k=k)
+    return sum(s["supporting_id"] in [p.id for p in f] for s, f in zip(gold, found, strict=True)) / len(gold)
+
+
+# -- splits ------------------------------------------------------------------------------------------------------
+
+
+SPLITS = st.sampled_from(["train", "dev", "test"])
+
+
+def names(world: World) -> set[str]:
+    """Titles, and the two name words of each, whatever stands around them."""
+    known = {w for side in STYLES[world.meta["config"]["style"]].inventory.words() for w in side}
+    out = {p.title for p in world.passages}
+    return out | {" ".join(w for w in p.title.split() if w in known) for p in world.passages}
+
+
+@given(st.integers(), st.integers(), SPLITS, SPLITS)
+@settings(max_examples=25, deadline=None)
+def test_names_of_different_splits_never_coincide(seed: int, other: int, left: Any, right: Any) -> None:
+    one = generate_world("quickstart", seed=seed, split=left, questions=0)
+    two = generate_world("quickstart", seed=other, split=right, questions=0)
+    if left != right:
+        assert names(one).isdisjoint(names(two))
+
+
+def test_names_of_standard_splits_are_disjoint_and_share_words(standard: World) -> None:
+    test = generate_world("standard", seed=1, split="test", questions=0)
+    assert names(standard).isdisjoint(names(test))
+    assert {w for n in names(standard) for w in n.split()} & {w for n in names(test) for w in n.split()}
+
+
+def frames(style: Any, templates: Any) -> set[str]:
+    found: Frames = STYLES[style].frames[templates]
+    return {*found.who, *found.what, *found.yes_no, *found.comparison}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_test_templates_are_held_out(style: Any) -> None:
+    assert frames(style, "train").isdisjoint(frames(style, "test"))
+
+
+def test_quickstart_test_templates_use_words_seen_in_training() -> None:
+    seen, held_out = ({w for f in frames("short", t) for w in f.split()} for t in ("train", "test"))
+    assert held_out <= seen
+
+
+def test_templates_follow_the_split_unless_given() -> None:
+    kwargs: dict[str, Any] = {"seed": 4, "questions": 50}
+    test = generate_world("quickstart", split="test", **kwargs)
+    assert test == generate_world("quickstart", split="test", templates="test", **kwargs)
+    known = generate_world("quickstart", split="test", templates="train", **kwargs)
+    assert known.passages == test.passages
+    assert [steps(q) for q in known.questions] == [steps(q) for q in test.questions]
+    assert all(a.question != b.question for a, b in zip(known.questions, test.questions, strict=True))
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"profile": "huge"}, "expected a profile"),
+        ({"split": "valid"}, "expected a split"),
+        ({"templates": "dev"}, "expected templates"),
+        ({"entities": 20}, "at least 60 entities"),
+        ({"entities": 100_000}, "expected at most"),
+        ({"questions": 100_000}, "seems to hold only"),
+        ({"questions": -1}, "questions >= 0"),
+    ],
+)
+def test_bad_arguments_are_config_errors(kwargs: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"profile": "quickstart", "seed": 0} | kwargs
+    with pytest.raises(ConfigError, match=message):
+        generate_world(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("style", "mix", "message"),
+    [
+        ("short", (("comparison", 2, 1),), "no dates"),
+        ("prose", (("yes_no", 3, 1),), "even number of hops"),
+        ("prose", (("chain", 0, 1),), "at least one hop"),
+        ("prose", (("chain", 1, 0),), "positive weights"),
+        ("prose", (("riddle", 1, 1),), "kind"),
+        ("verse", (("chain", 1, 1),), "style"),
+    ],
+)
+def test_bad_configs_are_config_errors(style: Any, mix: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        generate_world(WorldConfig(profile="own", style=style, entities=100, questions=4, mix=mix), seed=0)
+
+
+@pytest.mark.parametrize("style", ["short", "prose"])
+@pytest.mark.parametrize("entities", [60, 61, 250])
+def test_own_sizes_work(style: Any, entities: int) -> None:
+    mix: Any = (("chain", 2, 1), ("yes_no", 2, 1))
+    config = WorldConfig(profile="own", style=style, entities=entities, questions=30, mix=mix)
+    for seed in range(4):
+        world = generate_world(config, seed=seed, split="test")
+        assert (len(world.passages), len(world.questions)) == (entities, 30)
+
+
+def test_profiles_are_the_promised_sizes() -> None:
+    assert (PROFILES["quickstart"].entities, PROFILES["standard"].entities) == (180, 3000)
