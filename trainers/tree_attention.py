@@ -298,7 +298,7 @@ def _attention_forward(
 ) -> tuple[Tensor, None]:
     """transformers' attention signature: [1, H, N, D] in, [1, N, H, D] out."""
     if tree_plan is None:
-        return cast("tuple[Tensor, None]", sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs))
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     _check_call(tree_plan, type(module).__name__, query, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scaling = kwargs.get("scaling")

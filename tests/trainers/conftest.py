@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from turntree.trainers.tree import Group, Node, Status, Tree
 
 VOCABULARY = 23
+ENDINGS: tuple[Status, ...] = ("answered", "truncated", "failed")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,7 +50,7 @@ def _tree(rng: np.random.Generator, uid: str, index: int, depth: int, branch: in
                 ends = d + 1 == depth or rng.random() < 0.3
                 status: Status = "open"
                 if ends:
-                    status = ("answered", "truncated", "failed")[int(rng.choice(3, p=(0.6, 0.25, 0.15)))]  # type: ignore[assignment]
+                    status = ENDINGS[int(rng.choice(3, p=(0.6, 0.25, 0.15)))]
                 child = node.add_child(_child(rng, ordinal, status))
                 if not ends:
                     following.append(child)
@@ -83,5 +84,6 @@ def tiny_llama() -> LlamaForCausalLM:
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = LlamaForCausalLM(config)
-    return model.eval()
+        model: LlamaForCausalLM = LlamaForCausalLM(config)
+    model.eval()
+    return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def test_packed_equals_rows_in_pieces_and_float64(
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "tied"])
 def test_other_families_are_exact(random_groups: Groups, family: str) -> None:
-    small = {
+    small: dict[str, Any] = {
         "vocab_size": 23,
         "hidden_size": 32,
         "intermediate_size": 32,

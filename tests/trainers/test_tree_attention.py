@@ -118,8 +118,8 @@ def test_outputs_and_gradients_equal_dense_attention(
 
     q, k, v = heads(4), heads(4 // groups), heads(4 // groups)
     out, _ = tree_attention._attention_forward(nn.Identity(), q, k, v, None, scaling=0.7, tree_plan=plan)
-    wide = [x.repeat_interleave(groups, 1) for x in (k, v)]
-    expected = F.scaled_dot_product_attention(q, *wide, attn_mask=dense_rule(end), scale=0.7).transpose(1, 2)
+    wide_k, wide_v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    expected = F.scaled_dot_product_attention(q, wide_k, wide_v, attn_mask=dense_rule(end), scale=0.7).transpose(1, 2)
     torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
     upstream = torch.randn(out.shape, generator=generator, dtype=torch.float64)
     ours = torch.autograd.grad((out * upstream).sum(), (q, k, v))
@@ -159,7 +159,7 @@ def test_sliding_windows_and_other_modules_are_refused() -> None:
 
 
 def test_forward_passes_without_a_plan_stay_as_they_were() -> None:
-    model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    model: Any = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
     ids, mask = torch.tensor([[0, 0, 3, 4], [1, 2, 3, 4]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
     before = model(ids, attention_mask=mask).logits
     generated = model.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
