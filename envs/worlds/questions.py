@@ -104,7 +104,7 @@ def draw_forms(kind: Kind, hops: int, n: int, *, facts: Facts, stream: Stream) -
         return _distinct(lambda: _comparison(hops // 2 - 1, facts, stream), n, f"comparison questions of {hops} hops")
     ends = _ends_by_words(hops // 2, facts)
     agreeing = [starts for groups in ends.values() for starts in groups.values() if len(starts) > 1]
-    # Every start once a group: a pair of different groups of one relation path disagrees.
+    # Groups of one relation path: chains of the same group agree, those of different groups do not.
     differing = [list(groups.values()) for groups in ends.values() if len(groups) > 1]
     yes = _distinct(lambda: _agree(agreeing, facts, stream), n // 2, f"yes questions of {hops} hops")
     no = _distinct(lambda: _differ(differing, facts, stream), n - n // 2, f"no questions of {hops} hops")
