@@ -336,6 +336,8 @@ class SearchQAEnv(TurnEnv[SearchQAState]):
     :mod:`turntree.envs.rewards`. The limits are those of :class:`Limits`. Unknown arguments raise ``ConfigError``.
     """
 
+    core: SearchQACore
+
     def __init__(
         self,
         questions: str | Path | Sequence[Question] | None = None,
@@ -397,14 +399,14 @@ def _env_options() -> list[str]:
 
 
 def _load_grammar(grammar: Grammar | str | None, think: Think | None) -> Grammar:
-    """A grammar object from its name, import path (class, factory or instance) or itself."""
+    """A grammar object from its name, its import path (a class or an instance), or itself."""
     if grammar is None or grammar == "tags":
         return TagGrammar(think or "optional")
     if think is not None:
         raise ConfigError("think sets the default grammar; an own grammar decides for itself, so leave think out")
     found: Any = resolve(grammar, GRAMMARS, what="grammar") if isinstance(grammar, str) else grammar
-    if isinstance(found, type) or not isinstance(found, Grammar):
-        found = found() if callable(found) else found
+    if isinstance(found, type):
+        found = found()
     if not isinstance(found, Grammar):
         raise ConfigError(f"grammar: expected an object with the methods of Grammar, found {found!r}")
     return found
