@@ -144,18 +144,16 @@ def load_checkpoint(
 ) -> Loaded:
     """Restore the given objects in place, bit for bit, and return step and state.
 
-    Raises :class:`CheckpointError` when the checkpoint is damaged, was made with another ``fingerprint`` (the
-    message lists the keys that differ), or does not fit the objects. Nothing is changed before these checks.
+    Torch's global random streams are restored too; for the weights alone use :func:`load_weights`. Raises
+    :class:`CheckpointError` when the checkpoint is damaged or was made with another ``fingerprint`` (the message
+    lists the keys that differ), before anything is changed, or when it does not fit the objects.
     """
     path = Path(path)
     manifest = verify_checkpoint(path)
     if fingerprint is not None:
         check_fingerprint(manifest["fingerprint"], fingerprint, source=path)
     payload = _read_payload(path)
-    if scheduler is not None and payload["scheduler"] is None:
-        raise CheckpointError(f"{path} holds no scheduler state, but a scheduler was given; resume without one")
-    if model is not None:
-        load_weights(path, model)
+    _check_present(payload, scheduler, generators or {}, path)
     try:
         if optimizer is not None:
             optimizer.load_state_dict(payload["optimizer"])
@@ -163,7 +161,9 @@ def load_checkpoint(
             scheduler.load_state_dict(payload["scheduler"])
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"{path} does not fit the optimizer or scheduler: {error}") from error
-    _restore_generators(payload["generators"], generators, path)
+    if model is not None:
+        load_weights(path, model)
+    _restore_generators(payload["generators"], generators or {})
     return Loaded(path=path, step=manifest["step"], state=payload["state"])
 
 
@@ -349,19 +349,24 @@ def _checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(((int(m[1]), int(m[2] or 0)), path) for m, path in found)]
 
 
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-").partition(".")[0])
+
+
 def _free_name(folder: Path, step: int) -> Path:
     """A name after every checkpoint of this step: the old one stays until the new one is there."""
-    taken = [int(m[2] or 0) for p in _checkpoints(folder) if (m := _NAME.fullmatch(p.name)) and int(m[1]) == step]
+    taken = [int(path.name.partition(".")[2] or 0) for path in _checkpoints(folder) if _step(path) == step]
     return folder / (f"step-{step:08d}.{max(taken) + 1}" if taken else f"step-{step:08d}")
 
 
 def _prune(folder: Path, new: Path, keep: int | None) -> None:
     best = _best_pointer(folder)
     others = [path for path in _checkpoints(folder) if path != new]
-    same_step = [path for path in others if path.name.split(".")[0] == new.name.split(".")[0]]
-    older = [path for path in others if path not in same_step]
-    surplus = older[: len(older) - (keep - 1)] if keep is not None and len(older) >= keep else []
-    for path in same_step + surplus:
+    replaced = [path for path in others if _step(path) == _step(new)]
+    # A later step than the one just saved belongs to a line that was given up: it goes before any older one.
+    ranked = sorted((path for path in others if path not in replaced), key=lambda path: _step(path) < _step(new))
+    surplus = ranked[: max(0, len(ranked) - (keep - 1))] if keep is not None else []
+    for path in replaced + surplus:
         if path != best:
             # Renamed first: a deletion that is interrupted must not look like a checkpoint.
             shutil.rmtree(path.rename(folder / f".deleted-{path.name}"), ignore_errors=True)
@@ -396,6 +401,14 @@ def _read_payload(path: Path) -> dict[str, Any]:
     return payload
 
 
+def _check_present(payload: Mapping[str, Any], scheduler: Stateful | None, generators: Generators, path: Path) -> None:
+    if scheduler is not None and payload["scheduler"] is None:
+        raise CheckpointError(f"{path} holds no scheduler state, but a scheduler was given; resume without one")
+    saved = payload["generators"]["own"]
+    if absent := sorted(generators.keys() - saved.keys()):
+        raise CheckpointError(f"{path} holds no generators {absent}, only {sorted(saved)}; resume with the same ones")
+
+
 def _match_weights(tensors: Mapping[str, torch.Tensor], model: nn.Module, path: Path) -> None:
     """Names and shapes must agree; checked before anything is copied."""
     own = model.state_dict()
@@ -428,12 +441,10 @@ def _generator_states(generators: Generators) -> dict[str, Any]:
     return {**states, "own": own}
 
 
-def _restore_generators(states: Mapping[str, Any], generators: Generators | None, path: Path) -> None:
+def _restore_generators(states: Mapping[str, Any], generators: Generators) -> None:
     import torch
 
-    for name, generator in (generators or {}).items():
-        if name not in states["own"]:
-            raise CheckpointError(f"{path} holds no generator {name!r}, only {sorted(states['own'])}")
+    for name, generator in generators.items():
         if isinstance(generator, np.random.Generator):
             generator.bit_generator.state = states["own"][name]
         else:

@@ -165,6 +165,8 @@ class MetricsLog:
             raise DataError(f"{self.path} is closed; write metrics before closing the log")
         row: dict[str, Any] = {"step": int(step)}
         nonfinite: dict[str, str] = {}
+        if clash := {"step", "nonfinite"} & metrics.keys():
+            raise DataError(f"metrics cannot be called {sorted(clash)}: the log uses these names itself")
         for name, value in metrics.items():
             row[name], word = _split(name, value)
             if word is not None:

@@ -38,8 +38,9 @@ class Bench:
 
     def __init__(self, make_optimizer: Callable[[Any], torch.optim.Optimizer], *, seed: int = 0) -> None:
         torch.manual_seed(seed)
-        self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
-        groups = [{"params": self.model[0].parameters(), "lr": 0.01}, {"params": self.model[3].parameters()}]
+        self.first = nn.Linear(4, 8)
+        self.model = nn.Sequential(self.first, nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+        groups = [{"params": self.first.parameters(), "lr": 0.01}, {"params": self.model[3].parameters()}]
         self.optimizer = make_optimizer(groups)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 0.9**step)
         self.torch_rng = torch.Generator().manual_seed(seed)
@@ -264,8 +265,20 @@ def test_another_model_is_refused_before_anything_changes(tmp_path: Path) -> Non
 
 def test_a_generator_that_was_not_saved(tmp_path: Path) -> None:
     path = Bench(adamw).save(tmp_path, 1)
+    other = Bench(adamw, seed=5)
+    before = other.first.weight.clone()
     with pytest.raises(CheckpointError, match="'new'"):
-        load_checkpoint(path, generators={"new": torch.Generator()})
+        load_checkpoint(path, model=other.model, generators={"new": torch.Generator()})
+    assert torch.equal(before, other.first.weight)
+
+
+def test_another_optimizer_or_a_scheduler_too_many(tmp_path: Path) -> None:
+    run = Bench(adamw)
+    path = save_checkpoint(tmp_path, 1, model=run.model, optimizer=run.optimizer, state={})
+    with pytest.raises(CheckpointError, match="no scheduler"):
+        load_checkpoint(path, scheduler=run.scheduler)
+    with pytest.raises(CheckpointError, match="does not fit the optimizer"):
+        load_checkpoint(path, optimizer=torch.optim.SGD(run.model.parameters()))
 
 
 # Newest, best, kept ---------------------------------------------------------------------------------------------------
@@ -287,6 +300,14 @@ def test_keep_removes_the_oldest_but_never_the_best(tmp_path: Path) -> None:
     mark_best(tmp_path / "step-00000004", metric="em", value=0.6)
     run.save(tmp_path, 5, keep=1)
     assert names(tmp_path) == ["step-00000004", "step-00000005"]
+
+
+def test_a_line_that_was_given_up_goes_first(tmp_path: Path) -> None:
+    run = Bench(adamw)
+    for step in (10, 20, 30):
+        run.save(tmp_path, step)
+    run.save(tmp_path, 11, keep=2)
+    assert names(tmp_path) == ["step-00000010", "step-00000011"]
 
 
 def test_without_keep_everything_stays(tmp_path: Path) -> None:

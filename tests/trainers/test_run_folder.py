@@ -145,6 +145,12 @@ def test_only_scalars(tmp_path: Path, value: object) -> None:
     assert path.read_bytes() == b""
 
 
+def test_names_of_the_log_itself_are_refused(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path / "metrics.jsonl") as log:
+        with pytest.raises(DataError, match="step"):
+            log.write(1, {"step": 2})
+
+
 finite = st.floats(allow_nan=False, allow_infinity=False)
 metrics = st.dictionaries(
     st.text(max_size=8).filter(lambda key: key not in ("step", "nonfinite")), finite | st.text(max_size=5), max_size=3
