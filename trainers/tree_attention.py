@@ -40,12 +40,13 @@ ATTENTION = "turntree_packed"
 """Name under which packed attention is registered with transformers."""
 
 # Costs of the cover, counted in query-key pairs: one more block, and one more key to gather. Then limits: the longest
-# block, the largest padded call, and the largest call that keeps its mask and scores for the backward pass.
+# block, the largest padded call, and how many pairs of a plan keep their mask and gathered keys for the backward pass
+# (the other calls build them again).
 _BLOCK_COST = 2_048
 _KEY_COST = 32
 _MAX_QUERIES = 512
 _CALL_PAIRS = 1 << 20
-_KEPT_PAIRS = 1 << 20
+_KEPT_PAIRS = 1 << 22
 
 Span = tuple[int, int]
 
@@ -111,7 +112,7 @@ def plan_attention(subtree_end: Tensor, predecessor: Tensor) -> AttentionPlan:
     """
     ends, previous = subtree_end.tolist(), predecessor.tolist()
     groups = list(_batches(_cover(_runs(ends, previous))))
-    calls = tuple(_call(group, subtree_end) for group in groups)
+    calls = tuple(_calls(groups, subtree_end))
     order = torch.empty(len(ends), dtype=torch.int64)
     offset = 0
     for group, call in zip(groups, calls):
@@ -247,7 +248,19 @@ def _batches(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
         yield group
 
 
-def _call(group: Sequence[_Block], subtree_end: Tensor) -> _Call:
+def _calls(groups: Sequence[Sequence[_Block]], subtree_end: Tensor) -> Iterator[_Call]:
+    kept = 0
+    for group in groups:
+        queries, keys = _indices(group)
+        queries, keys = queries.to(subtree_end.device), keys.to(subtree_end.device)
+        pairs = queries.numel() * keys.shape[1]
+        keep = kept + pairs <= _KEPT_PAIRS
+        kept += pairs if keep else 0
+        yield _Call(queries, keys, _mask(queries, keys, subtree_end) if keep else None)
+
+
+def _indices(group: Sequence[_Block]) -> tuple[Tensor, Tensor]:
+    """The padded queries [B, Lq] and keys [B, Lk] of a call."""
     longest, widest = max(b.queries for b in group), max(b.keys for b in group)
     queries = torch.empty((len(group), longest), dtype=torch.int64)
     keys = torch.full((len(group), widest), -1, dtype=torch.int64)
@@ -255,9 +268,7 @@ def _call(group: Sequence[_Block], subtree_end: Tensor) -> _Call:
         queries[row] = torch.arange(block.start, block.start + longest).clamp(max=block.stop - 1)
         spans = [*block.ancestors, (block.first_key, block.stop)]
         keys[row, : block.keys] = torch.cat([torch.arange(start, stop) for start, stop in spans])
-    queries, keys = queries.to(subtree_end.device), keys.to(subtree_end.device)
-    kept = len(group) * longest * widest <= _KEPT_PAIRS
-    return _Call(queries, keys, _mask(queries, keys, subtree_end) if kept else None)
+    return queries, keys
 
 
 def _mask(queries: Tensor, keys: Tensor, subtree_end: Tensor) -> Tensor:
