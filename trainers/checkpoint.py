@@ -14,6 +14,7 @@ import math
 import re
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,6 +255,8 @@ def _flatten_config(key: str, value: Any, flat: dict[str, Any]) -> None:
     if isinstance(value, Mapping):
         for name, item in value.items():
             _flatten_config(f"{key}.{name}", item, flat)
+    elif isinstance(value, float) and not math.isfinite(value):
+        flat[key] = str(value)
     elif value is not None:
         flat[key] = json.loads(json.dumps(value, default=str))
 
@@ -300,8 +303,10 @@ def _weights(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]
     kept_names: dict[tuple[Any, ...], str] = {}
     for name in sorted(state, key=lambda name: any(re.search(pattern, name) for pattern in droppable)):
         kept_names.setdefault(_identity(name, state[name]), name)
-    weights = {n: _storable(t) for n, t in state.items() if kept_names[_identity(n, t)] == n}
-    tied = {n: kept for n, t in state.items() if (kept := kept_names[_identity(n, t)]) != n}
+    kept = {n: t for n, t in state.items() if kept_names[_identity(n, t)] == n}
+    uses = Counter(t.untyped_storage().data_ptr() for t in kept.values())
+    weights = {n: _storable(t, alone=uses[t.untyped_storage().data_ptr()] == 1) for n, t in kept.items()}
+    tied = {n: first for n, t in state.items() if (first := kept_names[_identity(n, t)]) != n}
     return weights, tied
 
 
@@ -322,11 +327,11 @@ def _identity(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
-def _storable(tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU, contiguous, sharing memory with nothing else that is saved."""
+def _storable(tensor: torch.Tensor, *, alone: bool) -> torch.Tensor:
+    """On the CPU, contiguous, sharing memory with nothing else that is saved; copied only where that needs it."""
     tensor = tensor.detach().cpu().contiguous()
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    return tensor if whole else tensor.clone()
+    return tensor if alone and whole else tensor.clone()
 
 
 def _describe(path: Path) -> dict[str, Any]:

@@ -244,14 +244,16 @@ def test_views_of_one_storage_that_are_not_tied(tmp_path: Path) -> None:
             storage = torch.arange(6.0)
             self.register_buffer("front", storage[:3])
             self.register_buffer("back", storage[2:])
+            self.register_buffer("line", storage)
+            self.register_buffer("grid", storage.view(2, 3))
             self.weight = nn.Parameter(torch.ones(1))
 
     model = Views()
     path = save_checkpoint(tmp_path, 1, model=model, optimizer=torch.optim.SGD(model.parameters()), state={})
     other = Views()
-    other.get_buffer("front").zero_()
+    other.get_buffer("line").zero_()
     load_checkpoint(path, model=other)
-    assert other.get_buffer("front").tolist() == [0.0, 1.0, 2.0]
+    assert other.get_buffer("grid").tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
 
 
 def test_another_model_is_refused_before_anything_changes(tmp_path: Path) -> None:
@@ -467,5 +469,7 @@ def test_kill_leaves_the_newest_whole_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_of_floats_survives_json() -> None:
-    saved = json.loads(json.dumps(config_fingerprint({"a": {"x": 0.1 + 0.2, "y": math.pi}}, ["a"])))
-    checkpoint.check_fingerprint(saved, config_fingerprint({"a": {"x": 0.1 + 0.2, "y": math.pi}}, ["a"]), source=Path())
+    saved = json.loads(json.dumps(config_fingerprint({"a": {"x": 0.1 + 0.2, "y": math.inf}}, ["a"])))
+    checkpoint.check_fingerprint(
+        saved, config_fingerprint({"a": {"x": 0.1 + 0.2, "y": math.inf}}, ["a"]), source=Path()
+    )
