@@ -193,7 +193,8 @@ class TagGrammar:
     @property
     def fingerprint(self) -> str:
         """Changes with ``think`` and with every text that the grammar writes."""
-        texts = [self.think, _prompt_text("?"), self.last_turn_notice(), _DEFAULT_CORRECTION, *_CORRECTIONS.values()]
+        written = [_prompt_text("?"), self.results([]).text, self.results([Passage("", "t", "x")]).text]
+        texts = [self.think, *written, self.last_turn_notice(), _DEFAULT_CORRECTION, *_CORRECTIONS.values()]
         return "tags-" + hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
     @property

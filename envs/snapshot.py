@@ -153,12 +153,7 @@ class Snapshot:
     def check(self, fingerprint: str) -> None:
         """Raise ``SnapshotError`` unless this snapshot can be restored into an environment with ``fingerprint``."""
         _check_version(self.version)
-        if self.fingerprint != fingerprint:
-            raise SnapshotError(
-                f"the snapshot belongs to an environment with fingerprint {self.fingerprint!r}, but this one has "
-                f"{fingerprint!r}: limits, grammar, reward, tools or corpus differ. Restore it into an environment "
-                "that was built with the same arguments"
-            )
+        _check_fingerprint(self.fingerprint, fingerprint)
 
     def to_json(self, core: TurnCore[Any]) -> dict[str, Any]:
         """JSON-able data; ``core`` encodes the state. :meth:`from_json` gives an equal snapshot back."""
@@ -182,18 +177,30 @@ class Snapshot:
         missing = [name for name in Snapshot.FIELDS if name not in data]
         if missing:
             raise SnapshotError(f"the snapshot lacks {', '.join(missing)}; it was cut off or is something else")
-        snapshot = Snapshot(
-            fingerprint=data["fingerprint"],
-            state=None,
-            observation=data["observation"],
-            info=FrozenDict(data["info"]),
-            done=data["done"],
-            np_random=FrozenDict(data["np_random"]),
-            version=data["version"],
+        _check_fingerprint(data["fingerprint"], core.fingerprint)
+        try:
+            return Snapshot(
+                fingerprint=data["fingerprint"],
+                state=core.decode_state(data["state"]),
+                observation=str(data["observation"]),
+                info=FrozenDict(data["info"]),
+                done=bool(data["done"]),
+                np_random=FrozenDict(data["np_random"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SnapshotError(
+                f"expected a snapshot of this environment, found something that cannot be read "
+                f"({type(error).__name__}: {error})"
+            ) from error
+
+
+def _check_fingerprint(found: object, expected: str) -> None:
+    if found != expected:
+        raise SnapshotError(
+            f"the snapshot belongs to an environment with fingerprint {found!r}, but this one has {expected!r}: "
+            "limits, grammar, reward, tools or corpus differ. Restore it into an environment that was built with the "
+            "same arguments"
         )
-        snapshot.check(core.fingerprint)
-        object.__setattr__(snapshot, "state", core.decode_state(data["state"]))
-        return snapshot
 
 
 def _check_version(version: object) -> None:

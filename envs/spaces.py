@@ -56,8 +56,6 @@ class UnicodeText(Text):
     def __eq__(self, other: object, /) -> bool:
         return isinstance(other, UnicodeText) and self.examples == other.examples
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 # AsyncVectorEnv moves observations through shared memory. Gymnasium's handlers for Text write positions in its
 # alphabet and read them once, when the memory is made; ours write the length, then code points, and read when copied.

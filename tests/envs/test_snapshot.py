@@ -124,6 +124,9 @@ def test_a_damaged_state_is_refused(make_env: Callable[..., SearchQAEnv], key: s
     data["state"][key] = object()
     with pytest.raises(SnapshotError, match="SearchQA"):
         env.decode_snapshot(data)
+    for field in ("info", "np_random"):
+        with pytest.raises(SnapshotError, match="cannot be read"):
+            env.decode_snapshot(env.encode_snapshot(env.snapshot()) | {field: 5})
     del data["state"][key]
     with pytest.raises(SnapshotError, match="SearchQA"):
         env.decode_snapshot(data)
