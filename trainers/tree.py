@@ -113,7 +113,7 @@ class Node:
 
     def walk(self) -> Iterator[Node]:
         """This node and everything below it, depth first, children in order."""
-        stack = [self]
+        stack: list[Node] = [self]
         while stack:
             node = stack.pop()
             yield node

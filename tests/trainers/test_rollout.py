@@ -454,8 +454,9 @@ def test_seed_prompt_and_tree_each_change_the_draws() -> None:
 def test_siblings_resume_the_same_state_with_other_random_streams() -> None:
     rollout = run(GrowthPlan(rounds=1, expansions=4, rule=random_nodes), prompts=PROMPTS[:1])
     tree = rollout.groups[0].trees[0]
-    streams = [child.state.seed for node in tree.nodes() for child in node.children if len(node.children) > 1]
-    assert len(streams) == len(set(streams)) > 1
+    families = [[child.state.seed for child in node.children] for node in tree.nodes() if len(node.children) > 1]
+    assert families
+    assert all(len(set(seeds)) == len(seeds) for seeds in families)
     assert all(child.state.turns == child.depth for child in tree.nodes())
 
 
@@ -549,7 +550,8 @@ def test_a_prompt_that_fills_the_context_is_truncated_and_scored() -> None:
 
 
 def test_a_turn_cut_by_the_limit_reaches_the_environment_as_cut() -> None:
-    rollout = run(GrowthPlan(), prompts=PROMPTS[:1], limits=replace(LIMITS, max_turn_tokens=3))
+    engine = ScriptedEngine(lambda c, s: "say:yes;", TOKENS)
+    rollout = run(GrowthPlan(), prompts=PROMPTS[:1], engine=engine, limits=replace(LIMITS, max_turn_tokens=3))
     first = rollout.groups[0].trees[0].root.children[0]
     assert len(first.turn_ids) == 3
     assert first.observation == "[what? length]"
