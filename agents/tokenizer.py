@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from turntree.errors import TemplateError
 
 __all__ = ["ByteTokenizer", "Tokenizer", "decode", "encode", "end_ids", "special_tokens"]
+
+
+# Fast tokenizers keep split_special_tokens as state, which two threads would overwrite for each other.
+_ENCODING = threading.Lock()
 
 
 class Tokenizer(Protocol):
@@ -43,7 +48,8 @@ def encode(tokenizer: Tokenizer, text: str, *, allow_special: bool = False) -> t
     """
     if not text:
         return ()
-    return tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not allow_special))
+    with _ENCODING:
+        return tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not allow_special))
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
@@ -114,7 +120,7 @@ class ByteTokenizer:
         for i in ids:
             if i < 256:
                 out += bytes([i])
-            elif not skip_special_tokens:
+            elif not skip_special_tokens and i < len(self):  # A model may have more rows than there are tokens.
                 out += self.specials[i - 256].encode("utf-8")
         return out.decode("utf-8", errors="replace")
 

@@ -226,7 +226,7 @@ class HFEngine:
             drawn = batch.draw(self._forward(cache, ids, positions), step)
             self.stats.decode_steps += 1
             finished = batch.record(drawn, step)
-            for row in finished:
+            for row in finished if self.store is not None else ():
                 batch.turns[batch.alive[row]].kv = cache.row(row, first, first + step)
             alive = [row for row in range(cache.rows) if batch.running[row]]
             if not alive:
@@ -352,8 +352,9 @@ class StopWatch:
 
     def match(self, ids: Sequence[int], stops: tuple[str, ...]) -> str | None:
         """The stop string that the last token completed."""
-        # A token holds at least one byte of text, so this many reach back to the start of any stop string.
-        reach = max(len(stop.encode("utf-8")) for stop in stops) + 4
+        # A token holds at least one byte of text, so this many reach back to the start of any stop string, with room
+        # for ids that stand for nothing.
+        reach = 2 * max(len(stop.encode("utf-8")) for stop in stops) + 8
         found = find_stop(decode(self._tokenizer, ids[-reach:]), stops)
         return None if found is None else found[1]
 

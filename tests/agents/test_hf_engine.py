@@ -184,6 +184,25 @@ def test_update_weights_drops_stale_caches(tokenizer: Any) -> None:
     assert after.logprobs != before.logprobs
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_any_forest_of_prefixes_in_any_state_of_the_cache(model: Any, tokenizer: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    engine = HFEngine(model, tokenizer, max_batch_rows=4)
+    assert engine.store is not None
+    nodes = [Prefix(prompt(seed, 6)), Prefix(prompt(seed + 50, 1))]
+    for _ in range(3):
+        for _ in range(6):  # Observations of any length, empty ones too.
+            parent = nodes[int(rng.integers(len(nodes)))]
+            nodes.append(parent.extend(prompt(int(rng.integers(99)), int(rng.integers(0, 5)))))
+        chosen = [nodes[int(i)] for i in rng.integers(len(nodes), size=7)]
+        requests = [Request(p, SamplingParams(int(rng.integers(1, 6))), seed=i) for i, p in enumerate(chosen)]
+        for request, got in zip(requests, engine.generate(requests), strict=True):
+            assert_like_plain(model, request, got)
+            nodes.append(got.continuation)
+        for handle in [n for n in nodes if engine.store.held(n) and rng.random() < 0.3]:
+            del engine.store._entries[handle]
+
+
 def test_eviction_bounds_the_cache_and_recomputes(model: Any, tokenizer: Any) -> None:
     engine = HFEngine(model, tokenizer, max_cached_tokens=25)
     nodes = grow_chain(engine, Prefix(prompt(7, 20)), 4)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from turntree.agents.engines import Engine, Prefix, Request, SamplingParams, ScriptedEngine
@@ -80,3 +83,9 @@ def test_faults() -> None:
     assert (decode(TOKENIZER, stripped.ids), stripped.stop_string) == ("<search>abc 5", "</search>")
     with pytest.raises(EngineError, match="at least 1"):
         ScriptedEngine(echo).generate([request("a", limit=0)])
+
+
+def test_scripted_rollouts_need_no_torch() -> None:
+    code = "import sys, turntree.agents, turntree.agents.engines as e; e.ScriptedEngine; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
