@@ -12,7 +12,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -31,7 +31,7 @@ SCHEMA = 1
 LeafAdvantages: TypeAlias = Mapping[tuple[Node, Node], float]
 """Advantage of each (leaf, node) pair; pairs of failed leaves are absent."""
 
-Path_: TypeAlias = tuple[int, ...]
+NodePath: TypeAlias = tuple[int, ...]
 
 _FILE = re.compile(r"step-(\d{8,})\.jsonl\.zst")
 _CHUNK = 1 << 20
@@ -104,7 +104,11 @@ class TreeStore:
         given = sum(len(group.trees) for group in groups)
         sampled = sum(len(group.trees) for group in kept)
         record = StepRecord(step, given, stored, given - sampled, sampled - stored, size)
-        self._save_records({**self._load_records(), step: record}, thin=True)
+        records = {**self._load_records(), step: record}
+        for removed in self._thin():
+            if removed in records:
+                records[removed] = replace(records[removed], stored=0, bytes=0, thinned=True)
+        self._save_records(records)
         return record
 
     def read(self, step: int | None = None) -> Iterator[StoredTree]:
@@ -126,7 +130,7 @@ class TreeStore:
         for later in [s for s in self.steps() if s > step]:
             self.file(later).unlink()
         if self.folder.is_dir():
-            self._save_records({s: r for s, r in self._load_records().items() if s <= step}, thin=False)
+            self._save_records({s: r for s, r in self._load_records().items() if s <= step})
 
     def records(self) -> list[StepRecord]:
         """What was stored, left out and thinned, step by step."""
@@ -153,13 +157,9 @@ class TreeStore:
             raise DataError(f"{path} has schema {found}, this version reads {SCHEMA}; use the turntree that wrote it")
         return {row.step: row for row in rows}
 
-    def _save_records(self, records: dict[int, StepRecord], *, thin: bool) -> None:
-        if thin:
-            for step in self._thin():
-                if (old := records.get(step)) is not None:
-                    records[step] = StepRecord(step, old.trees, 0, old.sampled_out, old.over_cap, 0, thinned=True)
-        columns = ("step", "trees", "stored", "sampled_out", "over_cap", "bytes", "thinned")
-        rows = [[getattr(record, name) for name in columns] for _, record in sorted(records.items())]
+    def _save_records(self, records: Mapping[int, StepRecord]) -> None:
+        columns = [field.name for field in fields(StepRecord)]
+        rows = [list(astuple(record)) for _, record in sorted(records.items())]
         write_json(self.folder / "store.json", {"schema": SCHEMA, "columns": columns, "steps": rows})
 
     def _thin(self) -> list[int]:
@@ -364,7 +364,7 @@ def _decode_node(cell: Mapping[str, Any]) -> Node:
     )
 
 
-def _link(nodes: Mapping[Path_, Node], cell: Mapping[str, Any], advantages: dict[tuple[Node, Node], float]) -> None:
+def _link(nodes: Mapping[NodePath, Node], cell: Mapping[str, Any], advantages: dict[tuple[Node, Node], float]) -> None:
     path = tuple(cell["path"])
     node = nodes[path]
     if path:

@@ -469,7 +469,6 @@ def test_kill_leaves_the_newest_whole_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_of_floats_survives_json() -> None:
-    saved = json.loads(json.dumps(config_fingerprint({"a": {"x": 0.1 + 0.2, "y": math.inf}}, ["a"])))
-    checkpoint.check_fingerprint(
-        saved, config_fingerprint({"a": {"x": 0.1 + 0.2, "y": math.inf}}, ["a"]), source=Path()
-    )
+    fingerprint = config_fingerprint({"a": {"x": 0.1 + 0.2, "y": math.inf}}, ["a"])
+    saved = json.loads(json.dumps(fingerprint, allow_nan=False))
+    checkpoint.check_fingerprint(saved, fingerprint, source=Path())
