@@ -7,6 +7,7 @@ that schedule: a child's ordinal, and with it every seed, is fixed when the chil
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ from turntree.trainers.tally import RolloutStats, Tally
 from turntree.trainers.tree import Group, Node, Tree
 
 __all__ = ["Budget", "GrowthPlan", "Limits", "Prompt", "Rollout", "RolloutStats", "grow"]
+
+_log = logging.getLogger(__name__)
 
 DEAD_AFTER = 16
 """Failed requests in a row, none answered between them, after which an engine is taken for dead."""
@@ -154,6 +157,7 @@ class _Nursery:
             tool_attempts=sum(self.counter.attempts.values()),
             budget=self.plan.budget,
         )
+        _warn(groups, stats)
         return Rollout(groups, stats)
 
     # Trees
@@ -319,6 +323,21 @@ class _Nursery:
                 leaf.info = FrozenDict({**leaf.info, "error": scored.reward.kind, "message": scored.reward.message})
             else:
                 leaf.reward = scored.reward
+
+
+def _warn(groups: Sequence[Group], stats: RolloutStats) -> None:
+    """Show why leaves failed: later only numbers remain of them."""
+    if not stats.failed:
+        return
+    leaves = (leaf for group in groups for tree in group.trees for leaf in tree.leaves())
+    first = next(leaf for leaf in leaves if leaf.status == "failed")
+    _log.warning(
+        "%d of %d trajectories failed (%s); the first one: %s",
+        stats.failed,
+        stats.trajectories,
+        ", ".join(f"{kind} x {n}" for kind, n in sorted(stats.errors.items())),
+        first.info["message"] or first.info["error"],
+    )
 
 
 def _calls(job: _Job) -> tuple[ToolCall, ...]:

@@ -53,6 +53,14 @@ def test_b19_the_error_is_counted_by_type_and_its_message_kept(one_by_one: bool)
     assert failed.reward is None
 
 
+def test_b19_the_root_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    roll([0, 3])
+    assert "2 of 12 trajectories failed (EngineError x 2); the first one: request ('p0', 0, 0)" in caplog.text
+    caplog.clear()
+    roll([])
+    assert not caplog.records
+
+
 def test_b19_credit_is_that_of_the_rest_of_the_group() -> None:
     """Documented policy: failed leaves leave the batch, and statistics are those of the leaves that remain."""
     rollout = roll([0])
