@@ -397,6 +397,15 @@ def test_budgets_stop_growth_within_one_round(budget: Budget, trees: int) -> Non
 _NAMES = {"leaves": "trajectories", "generated_tokens": "generated_tokens", "tool_calls": "tool_calls"}
 
 
+def test_a_budget_that_is_used_up_exactly_starts_no_round() -> None:
+    first = run(GrowthPlan(chains=3), prompts=PROMPTS[:1]).stats
+    for extra, rounds in ((0, 0), (1, 1)):
+        for name in ("generated_tokens", "tool_calls"):
+            budget = Budget(**{name: getattr(first, name) + extra})
+            plan = GrowthPlan(chains=3, rounds=1, expansions=2, rule=entropy, budget=budget)
+            assert run(plan, prompts=PROMPTS[:1]).groups[0].trees[0].rounds == rounds
+
+
 def test_a_budget_smaller_than_the_first_chains_is_reported_as_overshoot() -> None:
     rollout = run(replace(AT2PO, budget=Budget(leaves=2, generated_tokens=1)))
     assert rollout.stats.trajectories == 9
