@@ -46,7 +46,7 @@ _BLOCK_COST = 2_048
 _KEY_COST = 32
 _MAX_QUERIES = 512
 _CALL_PAIRS = 1 << 20
-_KEPT_PAIRS = 1 << 22
+_KEPT_PAIRS = 1 << 24
 
 Span = tuple[int, int]
 
@@ -84,15 +84,15 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """How a pack's attention runs. ``order`` [N]: where each token's output lies among the calls' padded outputs."""
+    """How a pack's attention runs.
+
+    ``order`` [N]: where each token's output lies among the calls' padded outputs; ``pairs``: query-key pairs computed.
+    """
 
     calls: tuple[_Call, ...]
     order: Tensor
     subtree_end: Tensor
     pairs: int
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> AttentionPlan:
-        return self
 
 
 def tree_mask_mod(subtree_end: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
