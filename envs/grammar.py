@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import logging
 import re
 import unicodedata
@@ -143,11 +144,13 @@ class Grammar(Protocol):
 
 
 _TAG = re.compile(r"<(/?)(think|search|information|answer)>")
-_ANY_SPELLING = re.compile(r"<\s*/?\s*(?:think|search|information|answer)\s*/?\s*>", re.IGNORECASE)
+# Written so that long runs of white space cannot be split in two ways: a turn is untrusted text of any length.
+_ANY_SPELLING = re.compile(r"<\s*(?:/\s*)?(?:think|search|information|answer)\s*(?:/\s*)?>", re.IGNORECASE)
 _CONTROL_TOKEN = re.compile(r"<(?=[|｜][^<>\s]{1,64}[|｜]>)")
 _OTHER_DIALECT = re.compile(
     r"<tool_call>|<function_call>|<function=|<invoke\b|<\|?(?:tool_call|python_tag|action_start)|<｜tool|\[TOOL_CALLS\]"
-    r"|^\s*Action\s*(?:\d+\s*)?:\s*\w+\s*[\[(]|\"(?:arguments|parameters)\"\s*:\s*[{\"]|<code>|<python>|```(?:python|json|tool)",
+    r"|^[ \t]*Action\s*(?:\d+\s*)?:\s*\w+\s*[\[(]|\"(?:arguments|parameters)\"\s*:\s*[{\"]"
+    r"|<code>|<python>|```(?:python|json|tool)",
     re.IGNORECASE | re.MULTILINE,
 )
 
@@ -386,8 +389,8 @@ def _close_question(question: str) -> str:
     stripped = question.strip()
     if not stripped:
         raise DataError("expected a question, found an empty one; remove the row or repair its 'question' field")
-    words = re.sub(r"[\W_]+\Z", "", stripped)
-    if _SENTENCE_ENDS & set(stripped[len(words) :]):
+    trailing = itertools.takewhile(lambda character: not character.isalnum(), reversed(stripped))
+    if _SENTENCE_ENDS & set(trailing):
         return stripped
     return stripped + ("？" if _is_wide(stripped[-1]) else "?")
 

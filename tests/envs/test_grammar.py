@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,20 @@ def test_what_follows_the_first_closed_action_is_never_executed(before: str, aft
     first = GRAMMAR.parse(before)
     if first.span is not None and "think" not in after and "</think>" not in before:
         assert GRAMMAR.parse(before + after).action == first.action
+
+
+@pytest.mark.parametrize(
+    "piece", ["<", "< ", " ", "\n", "<think>", "<search>", "</search>", "<answer></think>", "x_", "?_"]
+)
+def test_reading_takes_linear_time(piece: str) -> None:
+    """Half a million characters of a pathological turn are read at once, not in minutes."""
+    text = "<" + piece * (500_000 // len(piece))
+    start = time.process_time()
+    GRAMMAR.parse(text)
+    GRAMMAR.validity_of_text(text)
+    GRAMMAR.results([Passage("1", "", text)])
+    GRAMMAR.prompt(text + "a")
+    assert time.process_time() - start < 10
 
 
 @given(TRANSCRIPTS)
