@@ -146,7 +146,8 @@ class SearchQACore(TurnCore[SearchQAState]):
         if state.turns + 1 >= self.limits.max_turns:
             return self._end(state, "turns", record=record, parsed=parsed)
         if action.kind != "search":
-            return self._correct(state, text, parsed, reason=action.argument)
+            reason = action.argument if action.kind == "invalid" else "no_action"
+            return self._correct(state, text, parsed, reason=reason)
         if self.limits.searches_left(turns=state.turns, searches=state.searches) == 0:
             return self._correct(state, text, parsed, reason="no_searches_left")
         return Pending(text, action, (ToolCall("search", action.argument),))
@@ -263,20 +264,20 @@ class SearchQACore(TurnCore[SearchQAState]):
             after,
             "",
             reward=evaluate_reward(self.reward, outcome),
-            terminated=reason == "answer",
-            truncated=reason != "answer",
+            terminated=answer is not None,
+            truncated=answer is None,
             info=FrozenDict(info),
         )
 
     def _outcome(self, state: SearchQAState, answer: str | None) -> Outcome:
         turns = tuple(state.history)
-        validity = self.grammar.validity(turns)
+        validity, notice = self.grammar.validity(turns), self.grammar.last_turn_notice()
         return Outcome(
             answer=answer,
             golden_answers=state.task.golden_answers,
             format_valid=validity.valid,
             format_reason=validity.reason,
-            observations=tuple(turn.observation for turn in turns if turn.kind == "results"),
+            observations=tuple(turn.observation.removesuffix(notice) for turn in turns if turn.kind == "results"),
             tools_used=frozenset(turn.action.kind for turn in turns if turn.kind == "results"),
             turns=len(turns),
             stop_reason=state.stop_reason,

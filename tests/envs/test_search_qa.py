@@ -132,14 +132,15 @@ def test_rewards_see_the_whole_episode(make_env: Callable[..., SearchQAEnv]) -> 
         seen.append(outcome)
         return 0.25
 
-    steps = play(make_env(reward=rule), SEARCH, "oops", "<think>t</think><answer>x</answer>")
+    steps = play(make_env(reward=rule, max_searches=1), SEARCH, "oops", "<think>t</think><answer>x</answer>")
     assert steps[-1][1] == 0.25
     (outcome,) = seen
     assert outcome.answer == "x"
     assert outcome.golden_answers == ("William Shakespeare", "Shakespeare")
     assert outcome.tools_used == {"search"}
     assert (outcome.turns, outcome.format_valid, outcome.format_reason) == (3, False, "unexpected_text:information")
-    assert len(outcome.observations) == 1
+    assert outcome.observations == (steps[0][0].removesuffix(NOTICE),)
+    assert steps[0][0].endswith(NOTICE)
 
 
 def test_the_unicode_normaliser_reaches_info_and_reward(make_env: Callable[..., SearchQAEnv]) -> None:

@@ -53,7 +53,7 @@ def test_c01_golden_prompt_bug_cases_never_answer_from_the_prompt(golden_dir: Pa
             grammar=Prompted(bug["prompt"]),
             max_turns=max(2, len(turns)),
         )
-        env.reset(seed=0)
+        _, info = env.reset(seed=0)
         for turn in turns:
             _, _, terminated, truncated, info = env.step(turn)
             if terminated or truncated:
