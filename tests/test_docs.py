@@ -14,6 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,17 +71,18 @@ def test_python_blocks_run_and_print_what_the_page_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, Any] = {"__name__": "__docs__"}
+    module = types.ModuleType("docs_page")  # dataclasses and import paths look their module up by name
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     printed = ""
     for block in blocks(page):
         if block.info == "text output":
             assert printed.rstrip() == block.text.rstrip(), f"{block.where}: the block before prints something else"
         elif block.info.split()[:1] == ["python"]:
             # Line numbers of a traceback are then those of the page.
-            code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
+            code = compile("\n" * (block.line - 1) + block.text, str(page), "exec", dont_inherit=True)
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 if block.info == "python":
-                    exec(code, namespace)
+                    exec(code, module.__dict__)
             printed = out.getvalue()
 
 
