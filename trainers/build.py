@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +11,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from turntree.agents.dialogue import Dialogue
+from turntree.agents.dialogue import Dialogue, Style
 from turntree.agents.engines.hf import HFEngine
 from turntree.agents.engines.protocol import Engine, SamplingParams
 from turntree.agents.models import load_model
+from turntree.agents.scorer import Scorer
 from turntree.envs.datasets import load_questions
 from turntree.envs.search_qa import Limits as EnvLimits
 from turntree.envs.search_qa import OnLength, SearchQACore
 from turntree.envs.task import Question
-from turntree.errors import ConfigError
+from turntree.errors import ConfigError, DataError
 from turntree.search_backend import SearchBackend
-from turntree.search_backend.bm25 import BM25Backend
+from turntree.search_backend.bm25 import BM25Backend, BM25Settings
 from turntree.trainers.compose import import_object
 from turntree.trainers.config import AlgorithmConfig, RunConfig
 from turntree.trainers.credit import CreditRule
@@ -41,6 +43,7 @@ __all__ = [
     "limits",
     "rollout_sampling",
     "run_path",
+    "scorer",
 ]
 
 
@@ -72,7 +75,7 @@ def build_bench(config: RunConfig) -> Bench:
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     model, tokenizer = load_model(Path(config.model.path), dtype=config.model.dtype, device=config.trainer.device)
-    dialogue = Dialogue(tokenizer, style=config.model.dialogue)
+    dialogue = Dialogue(tokenizer, style=cast("Style", config.model.dialogue))
     engine = HFEngine(
         model,
         tokenizer,
@@ -83,19 +86,22 @@ def build_bench(config: RunConfig) -> Bench:
 
 
 def build_task(config: RunConfig, tokenizer: Any, *, questions: str, corpus: str = "", option: str) -> Task:
-    """Read questions and their corpus (``corpus.jsonl`` beside them unless named) and set up the environment."""
+    """Read questions and their corpus, and set up the environment.
+
+    The corpus is ``corpus``, else the ``corpus.jsonl`` beside the questions, else ``search.corpus``. Raises
+    ``ConfigError`` or ``DataError``, naming ``option`` where it is at fault.
+    """
     if not questions:
         raise ConfigError(f"{option} is empty: expected a questions file (FlashRAG jsonl or Search-R1 parquet)")
     path = Path(questions)
     if path.is_dir():
         path = path / "questions.jsonl"
-    where = Path(corpus) if corpus else path.parent / "corpus.jsonl"
-    if not where.is_file():
-        raise ConfigError(f"no corpus at {where}: put corpus.jsonl beside {path.name} or set search.corpus")
     rows = load_questions(path)
-    grammar = import_object(config.env.grammar, option="env.grammar")(**config.env.grammar_args)
+    if not rows:
+        raise DataError(f"{option}: expected at least one question, found none in {path}")
+    grammar = _construct(config.env.grammar, config.env.grammar_args, option="env.grammar")
     core = SearchQACore(
-        build_backend(config, where),
+        build_backend(config, _corpus(config, path, corpus)),
         limits=EnvLimits(
             max_turns=config.env.max_turns,
             max_searches=config.env.max_searches,
@@ -110,6 +116,14 @@ def build_task(config: RunConfig, tokenizer: Any, *, questions: str, corpus: str
     return Task(tuple(rows), core)
 
 
+def _corpus(config: RunConfig, questions: Path, corpus: str) -> Path:
+    beside = questions.parent / "corpus.jsonl"
+    path = Path(corpus) if corpus else beside if beside.is_file() else Path(config.search.corpus or beside)
+    if not path.is_file():
+        raise ConfigError(f"no corpus at {path}: put corpus.jsonl beside {questions.name} or set search.corpus")
+    return path
+
+
 @functools.lru_cache(maxsize=4)
 def _bm25(corpus: str, modified: float, args: tuple[tuple[str, Any], ...]) -> BM25Backend:
     del modified  # part of the key: a rewritten corpus is indexed again
@@ -120,9 +134,9 @@ def build_backend(config: RunConfig, corpus: Path) -> SearchBackend:
     """The retriever over ``corpus``."""
     args = dict(config.search.args)
     if config.search.backend == "bm25":
+        _check_arguments(BM25Settings, args, option="search.args")
         return _bm25(str(corpus.resolve()), corpus.stat().st_mtime, tuple(sorted(args.items())))
-    factory = import_object(config.search.backend, option="search.backend")
-    backend: SearchBackend = factory(corpus=corpus, **args)
+    backend: SearchBackend = _construct(config.search.backend, {"corpus": corpus, **args}, option="search.backend")
     return backend
 
 
@@ -130,7 +144,7 @@ def growth_plan(algorithm: AlgorithmConfig) -> GrowthPlan:
     """The shape of a prompt's trees."""
     rule = import_object(algorithm.expansion, option="algorithm.expansion")
     if algorithm.expansion_args:
-        rule = _partial(rule, algorithm.expansion_args)
+        rule = _partial(rule, algorithm.expansion_args, option="algorithm.expansion_args")
     return GrowthPlan(
         trees=algorithm.trees,
         chains=algorithm.chains,
@@ -145,13 +159,41 @@ def growth_plan(algorithm: AlgorithmConfig) -> GrowthPlan:
 def credit_rule(algorithm: AlgorithmConfig) -> CreditRule:
     """The credit rule with its arguments bound."""
     rule: CreditRule = import_object(algorithm.credit, option="algorithm.credit")
-    return _partial(rule, algorithm.credit_args) if algorithm.credit_args else rule
+    return _partial(rule, algorithm.credit_args, option="algorithm.credit_args") if algorithm.credit_args else rule
 
 
-def _partial(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def scorer(config: RunConfig) -> Scorer | None:
+    """The scorer that replaces the environment's reward; None without one."""
+    if not config.reward.scorer:
+        return None
+    found: Scorer = import_object(config.reward.scorer, option="reward.scorer")
+    return found
+
+
+def _partial(function: Callable[..., Any], arguments: dict[str, Any], *, option: str) -> Any:
     """``functools.partial`` that keeps the attributes of a rule (``needs``)."""
+    _check_arguments(function, arguments, option=option)
     bound = functools.partial(function, **arguments)
     return functools.update_wrapper(bound, function)
+
+
+def _construct(path: str, arguments: dict[str, Any], *, option: str) -> Any:
+    """Call what an import path names."""
+    factory = import_object(path, option=option)
+    _check_arguments(factory, arguments, option=option)
+    return factory(**arguments)
+
+
+def _check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *, option: str) -> None:
+    """Refuse arguments that ``function`` does not take, before anything was done with them."""
+    if not callable(function):
+        raise ConfigError(f"{option}: expected something that can be called, found {function!r}")
+    try:
+        inspect.signature(function).bind_partial(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"{option}: {getattr(function, '__qualname__', function)} {error}") from None
+    except ValueError:  # built-in functions may have no signature
+        return
 
 
 def limits(config: RunConfig) -> Limits:

@@ -15,11 +15,36 @@ from turntree.agents.teacher import Demonstration, Teacher, trajectories
 from turntree.envs.search_qa import SearchQACore
 from turntree.envs.task import Question
 from turntree.trainers.atomic import atomic_file
-from turntree.trainers.build import build_bench, build_task, run_path
+from turntree.trainers.build import build_bench, build_task, first, run_path
+from turntree.trainers.checkpoint import config_fingerprint
 from turntree.trainers.config import RunConfig
+from turntree.trainers.interrupt import stop_on_interrupt
 from turntree.trainers.run_folder import MetricsLog, RunFolder
 from turntree.trainers.seeds import derive_seed
 from turntree.trainers.sft import SftResult, demonstration_group, train_sft
+
+#: Options that a resumed cold start must share with the one it continues; how often it saves may change.
+RESUME_KEYS = (
+    "seed",
+    "model",
+    "env.questions",
+    "env.max_turns",
+    "env.max_searches",
+    "env.max_observation_tokens",
+    "env.grammar",
+    "env.grammar_args",
+    "search",
+    "sft.steps",
+    "sft.demonstrations",
+    "sft.batch_size",
+    "sft.learning_rate",
+    "sft.warmup_steps",
+    "sft.weight_decay",
+    "sft.adam_beta2",
+    "sft.laziness",
+    "sft.error",
+    "trainer.max_grad_norm",
+)
 
 __all__ = ["ColdStart", "cold_start", "teach"]
 
@@ -41,58 +66,72 @@ def teach(core: SearchQACore, questions: Sequence[Question], config: RunConfig) 
     return trajectories(core, questions, teacher=teacher, seed=derive_seed(config.seed, "teacher"))
 
 
-def cold_start(
-    config: RunConfig,
-    *,
-    on_step: Callable[[int, float], None] | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> ColdStart:
+def cold_start(config: RunConfig, *, on_step: Callable[[int, float], None] | None = None) -> ColdStart:
     """Run it as configured (``sft.*``, ``model.path``, ``env.questions``) and write a Hugging Face folder.
 
-    The run folder holds the demonstrations, the losses, a resumable checkpoint and ``model/``.
+    The run folder holds the demonstrations, the losses, a resumable checkpoint and, once it is done, ``model/`` and
+    ``summary.json``. The first Ctrl-C finishes the optimiser step and saves before ``KeyboardInterrupt`` is raised;
+    the second one stops at once.
+
+    Raises:
+        ConfigError: an option does not fit.
+        DataError: the questions have no gold steps, or a demonstration is longer than ``sampling.max_context_tokens``.
+        CheckpointError: the run folder is in use (without ``resume``) or belongs to another configuration (with it).
     """
     bench = build_bench(config)
     task = build_task(
         config, bench.tokenizer, questions=config.env.questions, corpus=config.search.corpus, option="env.questions"
     )
-    folder = RunFolder.create(run_path(config, "sft"), config, resume=config.resume)
-    demos = teach(task.core, task.questions[: config.sft.demonstrations], config)
-    _save_demonstrations(folder.path / "demonstrations.jsonl", demos)
+    demos = teach(task.core, first(task.questions, config.sft.demonstrations), config)
     groups = [
-        demonstration_group(demo, bench.dialogue, uid=str(i), max_tokens=config.sampling.max_context_tokens)
-        for i, demo in enumerate(demos)
+        demonstration_group(demo, bench.dialogue, uid=demo.question_id, max_tokens=config.sampling.max_context_tokens)
+        for demo in demos
     ]
-    result = train_sft(
-        bench.model,
-        groups,
-        config=config.sft,
-        seed=config.seed,
-        max_pack_tokens=config.trainer.max_pack_tokens,
-        max_grad_norm=config.trainer.max_grad_norm,
-        checkpoints=folder.checkpoints,
-        resume=config.resume,
-        on_step=on_step,
-        should_stop=should_stop,
-    )
-    folder.metrics_file.unlink(missing_ok=True)
-    with MetricsLog(folder.metrics_file) as log:
+    # Only now, so that a run which is refused leaves no folder behind.
+    folder = RunFolder.create(run_path(config, "sft"), config, resume=config.resume)
+    with stop_on_interrupt("optimiser step") as interrupted:
+        result = train_sft(
+            bench.model,
+            groups,
+            config=config.sft,
+            seed=config.seed,
+            max_pack_tokens=config.trainer.max_pack_tokens,
+            max_grad_norm=config.trainer.max_grad_norm,
+            checkpoints=folder.checkpoints,
+            resume=config.resume,
+            fingerprint=config_fingerprint(asdict(config), RESUME_KEYS),
+            on_step=on_step,
+            should_stop=interrupted.is_set,
+        )
+        if interrupted.is_set() and result.steps < config.sft.steps:
+            raise KeyboardInterrupt
+        folder.save_config(config)
+        _save_demonstrations(folder.path / "demonstrations.jsonl", demos)
+        _save_losses(folder, result)
+        model = save_model(bench.model, bench.tokenizer, folder.path / "model")
+        done = ColdStart(folder.path, model, result, float(np.mean([demo.em for demo in demos])), len(demos))
+        folder.write_summary(_summary(done, seed=config.seed))
+    return done
+
+
+def _summary(done: ColdStart, *, seed: int) -> dict[str, Any]:
+    losses = done.result.losses
+    return {
+        "steps": done.result.steps,
+        "skipped": done.result.skipped,
+        "seconds": done.result.seconds,
+        "loss_first": losses[0] if losses else None,
+        "loss_last": losses[-1] if losses else None,
+        "demonstrations": done.demonstrations,
+        "teacher_em": done.teacher_em,
+        "seed": seed,
+    }
+
+
+def _save_losses(folder: RunFolder, result: SftResult) -> None:
+    with MetricsLog(folder.metrics_file, tensorboard=folder.tensorboard, resume_step=0) as log:
         for step, loss in enumerate(result.losses, start=1):
             log.write(step, {"loss": loss})
-    model = folder.path / "model"
-    save_model(bench.model, bench.tokenizer, model)
-    teacher_em = float(np.mean([demo.em for demo in demos]))
-    folder.write_summary(
-        {
-            "steps": result.steps,
-            "seconds": result.seconds,
-            "loss_first": result.losses[0] if result.losses else None,
-            "loss_last": result.losses[-1] if result.losses else None,
-            "demonstrations": len(demos),
-            "teacher_em": teacher_em,
-            "seed": config.seed,
-        }
-    )
-    return ColdStart(folder.path, model, result, teacher_em, len(demos))
 
 
 def _save_demonstrations(path: Path, demos: Sequence[Demonstration]) -> None:

@@ -1,14 +1,15 @@
 """From prompts to ready-to-train packs: one rollout a batch, as a TorchRL collector.
 
-The order of a step is DESIGN's: rollout, scores, score pass of the model (old and reference log-probs), credit,
-batch. A batch is one ``TensorDict``: ``("collector", "mask")`` has one entry per generated token (TorchRL counts
-frames by it), ragged parts are non-tensor data.
+The order of a step: rollout and scores, packs, score pass of the model (old and reference log-probs), credit. A batch
+is one ``TensorDict``: ``("collector", "mask")`` has one entry per generated token (TorchRL counts frames by it), ragged
+parts are non-tensor data.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,14 +19,14 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import BaseCollector
 
 from turntree.envs.task import Question
-from turntree.trainers.credit import Advantages, CreditRule, drop_small_groups
+from turntree.trainers.credit import Advantages, CreditRule
 from turntree.trainers.forward import score_packs
-from turntree.trainers.packing import Pack, pack_groups, write_advantages
+from turntree.trainers.packing import Pack, SharedTurns, pack_groups, write_advantages
 from turntree.trainers.rollout import Prompt, Rollout
 from turntree.trainers.seeds import derive_seed
 from turntree.trainers.tree import Group, Node
 
-__all__ = ["Collected", "PromptStream", "TreeCollector", "by_node"]
+__all__ = ["Collected", "PromptStream", "TreeCollector", "by_node", "mismatch", "rollout_metrics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +57,21 @@ class PromptStream:
 
 @dataclass(slots=True)
 class Collected:
-    """One rollout, scored, credited and packed; what the learner trains on and the run folder records."""
+    """One rollout, scored, credited and packed; what the learner trains on and the run folder records.
+
+    ``groups`` are those of the rollout that have enough scored leaves; ``advantages`` and ``minibatches`` (none where
+    every group was dropped) cover these only.
+    """
 
     step: int
     rollout: Rollout
-    groups: list[Group]
-    dropped: int
+    groups: tuple[Group, ...]
     minibatches: list[list[Pack]]
     advantages: Advantages
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-class TreeCollector(BaseCollector):
+class TreeCollector(BaseCollector):  # type: ignore[misc]
     """Collects trees synchronously with the weights that the engine holds.
 
     Args:
@@ -91,7 +95,7 @@ class TreeCollector(BaseCollector):
         last_step: int,
         prompts_per_update: int | None,
         max_pack_tokens: int,
-        shared_turns: str,
+        shared_turns: SharedTurns,
         min_scored_leaves: int,
         temperature: float,
         should_stop: Callable[[], bool] = lambda: False,
@@ -106,7 +110,7 @@ class TreeCollector(BaseCollector):
         self.last_step = last_step
         self.prompts_per_update = prompts_per_update or stream.per_step
         self.max_pack_tokens = max_pack_tokens
-        self.shared_turns = shared_turns
+        self.shared_turns: SharedTurns = shared_turns
         self.min_scored_leaves = min_scored_leaves
         self.temperature = temperature
         self.should_stop = should_stop
@@ -134,23 +138,22 @@ class TreeCollector(BaseCollector):
     def prepare(self, step: int, rollout: Rollout) -> Collected:
         """Everything between the rollout and the first update."""
         start = time.monotonic()
-        groups, dropped = drop_small_groups(rollout.groups, self.min_scored_leaves)
-        chunks = [groups[i : i + self.prompts_per_update] for i in range(0, len(groups), self.prompts_per_update)]
+        kept = rollout.drop_small_groups(self.min_scored_leaves)
+        size = self.prompts_per_update
+        slices = [slice(first, first + size) for first in range(0, len(kept.groups), size)]
         minibatches = [
-            pack_groups(chunk, max_pack_tokens=self.max_pack_tokens, shared_turns=self.shared_turns) for chunk in chunks
+            pack_groups(kept.groups[rows], max_pack_tokens=self.max_pack_tokens, shared_turns=self.shared_turns)
+            for rows in slices
         ]
         packs = [pack for minibatch in minibatches for pack in minibatch]
         score_packs(self.model, packs, key="old_logp", temperature=self.temperature)
         if self.reference is not None:
             score_packs(self.reference, packs, key="ref_logp", temperature=self.temperature)
-        advantages = self.credit(groups)
-        for i, minibatch in enumerate(minibatches):
-            rows = slice(i * self.prompts_per_update, (i + 1) * self.prompts_per_update)
+        advantages = self.credit(kept.groups)
+        for rows, minibatch in zip(slices, minibatches, strict=True):
             write_advantages(minibatch, replace(advantages, values=advantages.values[rows]))
-        collected = Collected(step, rollout, list(groups), len(dropped), minibatches, advantages)
-        collected.metrics.update(mismatch(packs))
-        collected.metrics["seconds/score"] = time.monotonic() - start
-        return collected
+        metrics = {**rollout_metrics(kept), **mismatch(packs), "seconds/score": time.monotonic() - start}
+        return Collected(step, replace(rollout, stats=kept.stats), kept.groups, minibatches, advantages, metrics)
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
         del timeout, close_env, raise_on_error
@@ -161,8 +164,8 @@ class TreeCollector(BaseCollector):
         del static_seed
         return seed
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"next_step": self.next_step}
+    def state_dict(self) -> OrderedDict[str, Any]:
+        return OrderedDict(next_step=self.next_step)
 
     def load_state_dict(self, state_dict: dict[str, Any], **kwargs: Any) -> None:
         del kwargs
@@ -192,3 +195,28 @@ def mismatch(packs: Sequence[Pack]) -> dict[str, float]:
         return {"mismatch/mean": 0.0, "mismatch/max": 0.0}
     joined = torch.cat(gaps)
     return {"mismatch/mean": float(joined.mean()), "mismatch/max": float(joined.max())}
+
+
+def rollout_metrics(rollout: Rollout) -> dict[str, float]:
+    """Means over the scored leaves of ``rollout`` (NaN without any) and what growing it took.
+
+    ``rollout/mixed_groups`` is the share of groups whose rewards differ: only these teach a group-relative rule.
+    """
+    rewards = [[float(leaf.reward or 0.0) for leaf in group.scored_leaves()] for group in rollout.groups]
+    leaves = [leaf for group in rollout.groups for leaf in group.scored_leaves()]
+    turns = [n for group in rollout.groups for tree in group.trees for n in tree.nodes() if n.turn_ids]
+    return {
+        "reward/mean": _mean(reward for group in rewards for reward in group),
+        "rollout/em": _mean(float(leaf.info.get("em", 0.0)) for leaf in leaves),
+        "rollout/turns": _mean(float(leaf.depth) for leaf in leaves),
+        "rollout/format_valid": _mean(float(bool(leaf.info.get("format_valid"))) for leaf in leaves),
+        "rollout/answered": _mean(float(leaf.status == "answered") for leaf in leaves),
+        "rollout/mixed_groups": _mean(float(max(group) > min(group)) for group in rewards if group),
+        "rollout/entropy": _mean(node.entropy for node in turns),
+        **{f"budget/{key}": float(value) for key, value in rollout.stats.as_dict().items()},
+    }
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return float(np.mean(listed)) if listed else float("nan")

@@ -277,8 +277,9 @@ class RunConfig:
 def documented_options(schema: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """``(dotted key, default, doc)`` of every option, sections in order."""
     for f in dataclasses.fields(schema):
-        if f.default_factory is not dataclasses.MISSING and dataclasses.is_dataclass(f.default_factory):
-            yield from documented_options(f.default_factory, f"{prefix}{f.name}.")  # type: ignore[arg-type]
+        factory: Any = f.default_factory
+        if isinstance(factory, type) and dataclasses.is_dataclass(factory):
+            yield from documented_options(factory, f"{prefix}{f.name}.")
         else:
-            default = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[misc]
+            default = factory() if f.default is dataclasses.MISSING else f.default
             yield prefix + f.name, default, f.metadata["doc"]

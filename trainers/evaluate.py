@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from turntree.agents.engines.protocol import Engine, SamplingParams
 from turntree.envs.core import TurnCore
 from turntree.envs.metrics import exact_match, f1_score, sub_exact_match
 from turntree.envs.task import Question
+from turntree.trainers.atomic import atomic_file, write_json
 from turntree.trainers.rollout import GrowthPlan, Limits, Prompt, Rollout, grow
 from turntree.trainers.stats import bootstrap_mean
 from turntree.trainers.tree import Node
@@ -68,14 +70,16 @@ class Evaluation:
         return out
 
     def save(self, folder: Path, *, extra: dict[str, Any] | None = None) -> None:
-        """Write ``evaluation.json`` (summary) and ``evaluation.jsonl`` (one row a question)."""
-        folder.mkdir(parents=True, exist_ok=True)
-        document = {**self.summary(), "sampling": self.sampling, "seed": self.seed, **(extra or {})}
-        with (folder / "evaluation.jsonl").open("w", encoding="utf-8") as file:
+        """Write ``evaluation.jsonl`` (one row a question), then ``evaluation.json`` (summary), each whole or not there.
+
+        Numbers that do not exist (the mean of no question, the interval of one) are null.
+        """
+        with atomic_file(folder / "evaluation.jsonl") as file:
             for row in self.rows:
-                file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
-        text = json.dumps(document, indent=2, ensure_ascii=False)
-        (folder / "evaluation.json").write_text(text + "\n", encoding="utf-8")
+                # A lone surrogate cannot be UTF-8; written as an escape it is still JSON.
+                file.write((json.dumps(asdict(row), ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
+        document = {**self.summary(), "sampling": self.sampling, "seed": self.seed, **(extra or {})}
+        write_json(folder / "evaluation.json", {key: _or_null(value) for key, value in document.items()})
 
 
 def evaluate(
@@ -155,6 +159,10 @@ def _supporting_found(question: Question, path: Sequence[Node]) -> float | None:
         return None
     found = {passage["id"] for node in path for passage in node.info.get("retrieved", ())}
     return len(wanted & found) / len(wanted)
+
+
+def _or_null(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _mean(values: Iterable[float]) -> float | None:

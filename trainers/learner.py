@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import copy
-import signal
+import logging
+import math
+import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
+from typing import cast
 
 import numpy as np
 import torch
@@ -35,6 +37,7 @@ from turntree.trainers.build import (
     limits,
     rollout_sampling,
     run_path,
+    scorer,
 )
 from turntree.trainers.checkpoint import (
     config_fingerprint,
@@ -48,13 +51,17 @@ from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
 from turntree.trainers.evaluate import Evaluation, evaluate
 from turntree.trainers.forward import check_packed
-from turntree.trainers.losses import Denominators
+from turntree.trainers.interrupt import stop_on_interrupt
+from turntree.trainers.losses import Aggregation, Denominators, RatioLevel
 from turntree.trainers.objectives import PolicyObjective, combine_metrics
-from turntree.trainers.packing import Pack
+from turntree.trainers.packing import Pack, SharedTurns
 from turntree.trainers.rollout import Prompt, Rollout, grow
 from turntree.trainers.run_folder import MetricsLog, RunFolder
 from turntree.trainers.seeds import derive_seed
 from turntree.trainers.store import TreeStore
+from turntree.trainers.updates import guarded_step
+
+_log = logging.getLogger(__name__)
 
 #: Options that a resumed run must share with the one it continues; the others (steps, intervals, threads) may change.
 RESUME_KEYS = (
@@ -89,6 +96,7 @@ class PolicyStepper(OptimizationStepper):  # type: ignore[misc]
     """One optimiser step over the packs of a mini-batch, with global denominators.
 
     A step whose gradient is not finite is skipped and counted (``skipped``); weights and moments stay as they were.
+    ``updates`` counts every step, skipped ones too; the warm-up follows it.
     """
 
     def __init__(
@@ -106,6 +114,7 @@ class PolicyStepper(OptimizationStepper):  # type: ignore[misc]
         self.learning_rates = [group["lr"] for group in optimizer.param_groups]
         self.updates = 0
         self.skipped = 0
+        self.history: list[dict[str, float]] = []
 
     def step(self, trainer: Trainer, sub_batch: TensorDictBase) -> TensorDict:
         del trainer
@@ -119,15 +128,19 @@ class PolicyStepper(OptimizationStepper):  # type: ignore[misc]
             loss = out["loss_objective"] + out["loss_kl"] + out["loss_entropy"]
             loss.backward()
             outputs.append(out.detach())
-        norm = torch.nn.utils.clip_grad_norm_(self.objective.parameters(), self.max_grad_norm or float("inf"))
-        if torch.isfinite(norm):
-            self.optimizer.step()
-        else:
-            self.skipped += 1
-            self.optimizer.zero_grad(set_to_none=True)
+        norm = guarded_step(self.optimizer, self.objective.parameters(), max_grad_norm=self.max_grad_norm)
         self.updates += 1
-        metrics = {**combine_metrics(outputs), "grad_norm": float(norm)}
+        if not math.isfinite(norm):
+            self.skipped += 1
+            _log.warning("update %d was skipped: the norm of its gradient is %s", self.updates, norm)
+        metrics = {**combine_metrics(outputs), "grad_norm": norm}
+        self.history.append(metrics)
         return TensorDict({k: torch.tensor(v, dtype=torch.float64) for k, v in metrics.items()}, batch_size=[])
+
+    def take_metrics(self) -> dict[str, float]:
+        """Means over the updates since the last call; empty without any."""
+        taken, self.history = self.history, []
+        return {key: math.fsum(m[key] for m in taken) / len(taken) for key in (taken[0] if taken else ())}
 
     def _set_learning_rate(self) -> None:
         factor = min(1.0, (self.updates + 1) / self.warmup_steps) if self.warmup_steps else 1.0
@@ -152,7 +165,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """Where a run ended. ``evaluation`` is None without validation questions."""
+    """Where a run ended.
+
+    ``interrupted``: Ctrl-C stopped it before its end. ``evaluation``: the last validation of this call, None if there
+    was none.
+    """
 
     folder: Path
     progress: Progress
@@ -171,9 +188,12 @@ def train(
         config: a :class:`RunConfig`, or Hydra overrides such as ``["algorithm=at2po", "trainer.steps=20"]``.
         on_step: called after each step with its metrics.
 
+    With ``resume`` the run goes on from its newest whole checkpoint, or starts over where there is none yet. The first
+    Ctrl-C finishes the step, saves and returns; the second one raises ``KeyboardInterrupt``.
+
     Raises:
         ConfigError: an option is unknown or does not fit.
-        CheckpointError: ``resume`` without a usable checkpoint, or the run folder belongs to another configuration.
+        CheckpointError: the run folder is in use (without ``resume``) or belongs to another configuration (with it).
     """
     if not isinstance(config, RunConfig):
         config = compose(config)
@@ -186,7 +206,7 @@ class _Run:
     def __init__(self, config: RunConfig, *, on_step: Callable[[int, dict[str, float]], None] | None) -> None:
         self.config = config
         self.on_step = on_step
-        self.started = time.monotonic()
+        self.clock = time.monotonic()
         self.progress = Progress()
         self.interrupted = threading.Event()
         self.bench: Bench = build_bench(config)
@@ -197,18 +217,15 @@ class _Run:
             corpus=config.search.corpus,
             option="env.questions",
         )
-        self.dev: Task | None = None
-        if config.env.dev_questions:
-            self.dev = build_task(
-                config,
-                self.bench.tokenizer,
-                questions=config.env.dev_questions,
-                corpus=config.env.dev_corpus,
-                option="env.dev_questions",
-            )
-        elif config.trainer.eval_every:
-            raise ConfigError("trainer.eval_every is set but env.dev_questions is empty; name a validation file")
+        self.dev = self._dev_task()
+        self.plan = growth_plan(config.algorithm)
+        self.credit = credit_rule(config.algorithm)
+        self.scorer = scorer(config)
+        self.reference = self._reference()
+        self.objective = self._objective()
+        self.stepper = self._stepper()
         self.fingerprint = config_fingerprint(asdict(config), RESUME_KEYS)
+        # Only now, so that a run which is refused leaves no folder behind.
         self.folder = RunFolder.create(run_path(config, "train"), config, resume=config.resume)
         self.store = TreeStore(
             self.folder.trees,
@@ -216,106 +233,142 @@ class _Run:
             max_bytes=config.trainer.store_max_mb * 1_000_000,
             seed=config.seed,
         )
-        self.reference = self._reference()
-        algorithm = config.algorithm
-        self.objective = PolicyObjective(
+        self.saved_step = 0
+        self.evaluation: Evaluation | None = None
+        self.collected: Collected | None = None
+        self.minibatches: Iterator[list[Pack]] = iter(())
+        self.epoch = 0
+        self.update_start = self.clock
+        self.packed_checked = not config.trainer.check_packed
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _dev_task(self) -> Task | None:
+        config = self.config
+        if config.env.dev_questions:
+            return build_task(
+                config,
+                self.bench.tokenizer,
+                questions=config.env.dev_questions,
+                corpus=config.env.dev_corpus,
+                option="env.dev_questions",
+            )
+        if config.trainer.eval_every:
+            raise ConfigError("trainer.eval_every is set but env.dev_questions is empty; name a validation file")
+        return None
+
+    def _reference(self) -> torch.nn.Module | None:
+        """The frozen initial policy, also when the run goes on from a checkpoint; none if the KL coefficient is 0."""
+        if self.config.algorithm.kl_coef == 0:
+            return None
+        reference = cast("torch.nn.Module", copy.deepcopy(self.bench.model))
+        return reference.eval().requires_grad_(False)
+
+    def _objective(self) -> PolicyObjective:
+        algorithm = self.config.algorithm
+        return PolicyObjective(
             self.bench.model,
-            ratio=algorithm.ratio,
+            ratio=cast("RatioLevel", algorithm.ratio),
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
             dual_clip=algorithm.dual_clip,
-            aggregation=algorithm.aggregation,
+            aggregation=cast("Aggregation", algorithm.aggregation),
             kl_coef=algorithm.kl_coef,
             kl_estimator=algorithm.kl_estimator,
             entropy_coef=algorithm.entropy_coef,
-            temperature=config.sampling.temperature,
-            importance_cap=config.trainer.importance_cap,
+            temperature=self.config.sampling.temperature,
+            importance_cap=self.config.trainer.importance_cap,
         )
+
+    def _stepper(self) -> PolicyStepper:
+        options = self.config.trainer
         optimizer = torch.optim.AdamW(
             self.bench.model.parameters(),
-            lr=config.trainer.learning_rate,
-            betas=(0.9, config.trainer.adam_beta2),
-            weight_decay=config.trainer.weight_decay,
+            lr=options.learning_rate,
+            betas=(0.9, options.adam_beta2),
+            weight_decay=options.weight_decay,
         )
-        self.stepper = PolicyStepper(
-            self.objective,
-            optimizer,
-            max_grad_norm=config.trainer.max_grad_norm,
-            warmup_steps=config.trainer.warmup_steps,
+        return PolicyStepper(
+            self.objective, optimizer, max_grad_norm=options.max_grad_norm, warmup_steps=options.warmup_steps
         )
-
-    def _reference(self) -> torch.nn.Module | None:
-        """The frozen initial policy; none when the KL coefficient is 0."""
-        if self.config.algorithm.kl_coef == 0:
-            return None
-        reference = copy.deepcopy(self.bench.model).eval()
-        return reference.requires_grad_(False)
-
-    # -- stages -----------------------------------------------------------------------------------------------------
-
-    def train(self) -> TrainResult:
-        self._resume_or_start()
-        self.collector = self._collector()
-        self.minibatches: Iterator[list[Pack]] = iter(())
-        self.collected: Collected | None = None
-        self.update_seconds = 0.0
-        trainer = Trainer(
-            collector=self.collector,
-            total_frames=np.iinfo(np.int64).max,
-            frame_skip=1,
-            optim_steps_per_batch=None,
-            num_epochs=self.config.trainer.epochs,
-            loss_module=self.objective,
-            optimization_stepper=self.stepper,
-            progress_bar=False,
-        )
-        trainer.register_op("batch_process", self._take)
-        trainer.register_op("pre_epoch", self._start_epoch)
-        trainer.register_op("process_optim_batch", self._next_minibatch)
-        trainer.register_op("post_optim_complete_log", self._losses)
-        trainer.register_op("post_steps", self._end_step)
-        with self._interruptible():
-            trainer.train()
-        return self._finish()
-
-    def _resume_or_start(self) -> None:
-        found = latest_checkpoint(self.folder.checkpoints) if self.config.resume else None
-        if found is not None:
-            state = load_checkpoint(
-                found, model=self.bench.model, optimizer=self.stepper.optimizer, fingerprint=self.fingerprint
-            ).state
-            self.progress = Progress(**state["progress"])
-            self.stepper.updates, self.stepper.skipped = self.progress.updates, self.progress.skipped
-            self.bench.engine.update_weights(self.progress.step)
-        # Without a checkpoint a resumed run starts over: what an interrupted first step left behind is dropped.
-        self.store.drop_after(self.progress.step)
-        self.metrics = MetricsLog(
-            self.folder.metrics_file, tensorboard=self.folder.tensorboard, resume_step=self.progress.step
-        )
-        if found is None and self.dev is not None and self.config.trainer.eval_every:
-            self._validate(0)
 
     def _collector(self) -> TreeCollector:
         config = self.config
         return TreeCollector(
             stream=PromptStream(self.task.questions, config.trainer.prompts_per_step, config.seed),
             rollout=self._rollout,
-            credit=credit_rule(config.algorithm),
+            credit=self.credit,
             model=self.bench.model,
             reference=self.reference,
             first_step=self.progress.step,
             last_step=config.trainer.steps,
             prompts_per_update=config.trainer.prompts_per_update,
             max_pack_tokens=config.trainer.max_pack_tokens,
-            shared_turns=config.algorithm.shared_turns,
+            shared_turns=cast("SharedTurns", config.algorithm.shared_turns),
             min_scored_leaves=config.algorithm.min_scored_leaves,
             temperature=config.sampling.temperature,
             should_stop=self._should_stop,
         )
 
-    def _should_stop(self) -> bool:
+    def _trainer(self) -> Trainer:
+        trainer = Trainer(
+            collector=self._collector(),
+            total_frames=np.iinfo(np.int64).max,
+            frame_skip=1,
+            optim_steps_per_batch=cast("int", None),  # as many as there are mini-batches
+            num_epochs=self.config.trainer.epochs,
+            loss_module=self.objective,
+            optimization_stepper=self.stepper,
+            progress_bar=False,
+            auto_log_optim_steps=False,
+        )
+        trainer.register_op("batch_process", self._take)
+        trainer.register_op("pre_epoch", self._start_epoch)
+        trainer.register_op("process_optim_batch", self._next_minibatch)
+        trainer.register_op("post_steps", self._end_step)
+        return trainer
+
+    # -- stages -------------------------------------------------------------------------------------------------------
+
+    def train(self) -> TrainResult:
+        with stop_on_interrupt("training step") as self.interrupted, self._resume_or_start() as self.metrics:
+            if self.progress.step == 0 and self.config.trainer.eval_every:
+                self._validate(0)
+            self._trainer().train()
+            if self.progress.step > self.saved_step:  # Ctrl-C between two checkpoints
+                self._save(self.progress.step)
+            save_model(self.bench.model, self.bench.tokenizer, self.folder.path / "model")
+        return TrainResult(
+            folder=self.folder.path,
+            progress=self.progress,
+            interrupted=self.interrupted.is_set() and not self._complete(),
+            evaluation=self.evaluation,
+        )
+
+    def _resume_or_start(self) -> MetricsLog:
+        found = latest_checkpoint(self.folder.checkpoints) if self.config.resume else None
+        if found is not None:
+            state = load_checkpoint(
+                found, model=self.bench.model, optimizer=self.stepper.optimizer, fingerprint=self.fingerprint
+            ).state
+            self.progress = Progress(**state["progress"])
+            self.saved_step = self.progress.step
+            self.stepper.updates, self.stepper.skipped = self.progress.updates, self.progress.skipped
+            self.bench.engine.update_weights(self.progress.step)
+        # Without a checkpoint a resumed run starts over: what an interrupted first step left behind is dropped.
+        self.folder.save_config(self.config)
+        self.store.drop_after(self.progress.step)
+        self._drop_validations_after(self.progress.step)
+        return MetricsLog(self.folder.metrics_file, tensorboard=self.folder.tensorboard, resume_step=self.progress.step)
+
+    def _complete(self) -> bool:
         limit = self.config.trainer.max_generated_tokens
-        return self.interrupted.is_set() or (limit is not None and self.progress.generated_tokens >= limit)
+        return self.progress.step >= self.config.trainer.steps or (
+            limit is not None and self.progress.generated_tokens >= limit
+        )
+
+    def _should_stop(self) -> bool:
+        return self.interrupted.is_set() or self._complete()
 
     def _rollout(self, prompts: Sequence[Prompt]) -> Rollout:
         return grow(
@@ -323,23 +376,25 @@ class _Run:
             core=self.task.core,
             engine=self.bench.engine,
             dialogue=self.bench.dialogue,
-            plan=growth_plan(self.config.algorithm),
+            plan=self.plan,
             sampling=rollout_sampling(self.config, self.task.core),
             limits=limits(self.config),
             run_seed=self.config.seed,
+            scorer=self.scorer,
         )
 
     # -- hooks of the Trainer, in the order in which it calls them ----------------------------------------------------
 
     def _take(self, batch: TensorDictBase) -> TensorDictBase:
-        collected: Collected = batch.get_non_tensor("collected")
+        """Start the updates on a batch. The model stays in eval mode: dropout would move the ratio off 1 by itself."""
+        collected = cast("Collected", batch.get_non_tensor("collected"))
         self.collected = collected
-        self.update_start = time.monotonic()
-        self.bench.model.train()
-        packs = [pack for minibatch in collected.minibatches for pack in minibatch]
-        if self.config.trainer.check_packed and packs and collected.step == 0:
-            check_packed(self.bench.model, packs[0])
         self.epoch = 0
+        self.update_start = time.monotonic()
+        packs = [pack for minibatch in collected.minibatches for pack in minibatch]
+        if packs and not self.packed_checked:
+            check_packed(self.bench.model, packs[0])
+            self.packed_checked = True
         return batch
 
     def _start_epoch(self, batch: TensorDictBase) -> TensorDictBase:
@@ -358,29 +413,24 @@ class _Run:
         sub_batch.set_non_tensor("packs", packs)
         return sub_batch
 
-    def _losses(self, optim_steps: int, losses: TensorDictBase | None) -> None:
-        del optim_steps
-        if losses is not None:
-            self._current().metrics.update({f"train/{key}": float(value) for key, value in losses.items()})
-
     def _end_step(self) -> None:
         collected = self._current()
         step = collected.step + 1
-        self.bench.model.eval()
-        collected.metrics["seconds/update"] = time.monotonic() - self.update_start
         self.bench.engine.update_weights(step)
         self._count(collected, step)
-        self.store.write(step, collected.groups, by_node(collected.groups, collected.advantages))
-        last = step >= self.config.trainer.steps or self._should_stop()
+        collected.metrics["seconds/update"] = time.monotonic() - self.update_start
+        collected.metrics.update({f"train/{key}": value for key, value in self.stepper.take_metrics().items()})
+        self.store.write(step, collected.rollout.groups, by_node(collected.groups, collected.advantages))
         every = self.config.trainer.eval_every
-        if self.dev is not None and (last or (every and step % every == 0)):
-            summary = self._validate(step).summary()
-            collected.metrics.update({f"validation/{key}": summary[key] for key in ("em", "f1", "n")})
-        self.metrics.write(step, self._metrics(collected))
-        if last or step % self.config.trainer.save_every == 0:
+        if self._complete() or (every and step % every == 0):
+            collected.metrics.update(self._validate(step))
+        metrics = {**collected.metrics, **self._totals()}
+        # Metrics go before the checkpoint: a run that is killed between the two writes them again.
+        self.metrics.write(step, metrics)
+        if self._complete() or step % self.config.trainer.save_every == 0 or self.progress.best_step == step:
             self._save(step)
         if self.on_step is not None:
-            self.on_step(step, self._metrics(collected))
+            self.on_step(step, metrics)
 
     def _current(self) -> Collected:
         if self.collected is None:
@@ -398,41 +448,26 @@ class _Run:
         progress.tool_calls += stats.tool_calls
         progress.trajectories += stats.trajectories
         now = time.monotonic()
-        progress.seconds += now - self.started
-        self.started = now
+        progress.seconds += now - self.clock
+        self.clock = now
 
-    def _metrics(self, collected: Collected) -> dict[str, float]:
-        leaves = [leaf for group in collected.groups for leaf in group.scored_leaves()]
-        rewards = [float(leaf.reward or 0.0) for leaf in leaves]
+    def _totals(self) -> dict[str, float]:
         progress = self.progress
-        spread = [
-            max(r) > min(r) for g in collected.groups if (r := [float(leaf.reward or 0) for leaf in g.scored_leaves()])
-        ]
         return {
-            "reward/mean": float(np.mean(rewards)) if rewards else float("nan"),
-            "rollout/em": _mean(float(leaf.info.get("em", 0.0)) for leaf in leaves),
-            "rollout/turns": _mean(float(leaf.depth) for leaf in leaves),
-            "rollout/format_valid": _mean(float(bool(leaf.info.get("format_valid"))) for leaf in leaves),
-            "rollout/answered": _mean(float(leaf.status == "answered") for leaf in leaves),
-            "rollout/mixed_groups": _mean(float(s) for s in spread),
-            "rollout/entropy": _mean(
-                node.entropy for g in collected.groups for t in g.trees for node in t.nodes() if node.turn_ids
-            ),
-            "rollout/dropped_groups": float(collected.dropped),
-            **{f"budget/{key}": float(value) for key, value in collected.rollout.stats.as_dict().items()},
             "total/generated_tokens": float(progress.generated_tokens),
             "total/tool_calls": float(progress.tool_calls),
             "total/trajectories": float(progress.trajectories),
+            "total/updates": float(progress.updates),
             "total/skipped_updates": float(progress.skipped),
             "total/seconds": progress.seconds,
             "train/learning_rate": self.stepper.optimizer.param_groups[0]["lr"],
-            **collected.metrics,
         }
 
-    def _validate(self, step: int) -> Evaluation:
+    def _validate(self, step: int) -> dict[str, float]:
+        """Score the validation questions; empty without any."""
         if self.dev is None:
-            raise ConfigError("validation needs env.dev_questions")
-        result = evaluate(
+            return {}
+        self.evaluation = evaluate(
             first(self.dev.questions, self.config.trainer.eval_questions),
             core=self.dev.core,
             engine=self.bench.engine,
@@ -441,14 +476,20 @@ class _Run:
             limits=limits(self.config),
             seed=self.config.seed,
         )
-        summary = result.summary()
-        em = float(summary["em"])
         where = self.folder.path / "validation" / f"step-{step:06d}"
-        result.save(where, extra={"step": step, "generated_tokens": self.progress.generated_tokens})
-        if step and (self.progress.best_em is None or em > self.progress.best_em):
-            self.progress.best_em, self.progress.best_step = em, step
-        self.last_evaluation = result
-        return result
+        self.evaluation.save(where, extra={"step": step, "generated_tokens": self.progress.generated_tokens})
+        summary = self.evaluation.summary()
+        best = self.progress.best_em
+        # Without a scored question em is NaN, which is better than nothing of the kind.
+        if step and (summary["em"] >= 0 if best is None else summary["em"] > best):
+            self.progress.best_em, self.progress.best_step = float(summary["em"]), step
+        return {f"validation/{key}": float(summary[key]) for key in ("em", "f1", "n")}
+
+    def _drop_validations_after(self, step: int) -> None:
+        for folder in (self.folder.path / "validation").glob("step-*"):
+            found = re.fullmatch(r"step-(\d+)", folder.name)
+            if found is not None and int(found[1]) > step:
+                shutil.rmtree(folder)
 
     def _save(self, step: int) -> None:
         folder = save_checkpoint(
@@ -460,40 +501,6 @@ class _Run:
             fingerprint=self.fingerprint,
             keep=self.config.trainer.keep_checkpoints,
         )
+        self.saved_step = step
         if self.progress.best_step == step and self.progress.best_em is not None:
             mark_best(folder, metric="em", value=self.progress.best_em)
-
-    def _finish(self) -> TrainResult:
-        self.metrics.close()
-        save_model(self.bench.model, self.bench.tokenizer, self.folder.path / "model")
-        return TrainResult(
-            folder=self.folder.path,
-            progress=self.progress,
-            interrupted=self.interrupted.is_set(),
-            evaluation=getattr(self, "last_evaluation", None),
-        )
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """The first Ctrl-C finishes the step, saves and returns; the second one interrupts at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def stop(signum: int, frame: FrameType | None) -> None:
-            del frame
-            if self.interrupted.is_set():
-                raise KeyboardInterrupt
-            self.interrupted.set()
-            del signum
-
-        previous = signal.signal(signal.SIGINT, stop)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, previous)
-
-
-def _mean(values: Iterator[float]) -> float:
-    listed = list(values)
-    return float(np.mean(listed)) if listed else float("nan")

@@ -6,10 +6,11 @@ as policy optimisation; observations and template boundaries carry a zero mask b
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,20 +27,28 @@ from turntree.trainers.forward import packed_logprobs
 from turntree.trainers.packing import Pack, pack_groups
 from turntree.trainers.seeds import derive_seed
 from turntree.trainers.tree import Group, Node, Tree
+from turntree.trainers.updates import guarded_step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["SftResult", "demonstration_group", "nll", "train_sft"]
 
 
 @dataclass(frozen=True, slots=True)
 class SftResult:
-    """What a cold start did. ``losses``: mean negative log-likelihood per model token in nats, one a step."""
+    """What a cold start did.
+
+    ``losses``: mean negative log-likelihood per model token in nats, one a step. ``skipped``: steps that were not
+    taken because their gradient was not finite. ``seconds``: of training, those before a resume included.
+    """
 
     steps: int
     seconds: float
     losses: tuple[float, ...]
+    skipped: int = 0
 
 
 def demonstration_group(demo: Demonstration, dialogue: Dialogue, *, uid: str, max_tokens: int) -> Group:
@@ -81,7 +90,7 @@ def nll(model: PreTrainedModel, packs: Sequence[Pack], *, backward: bool = False
             # Log-probs are 0 wherever no token was sampled, so observations add nothing.
             loss = -packed_logprobs(model, pack).logp.sum() / total
         if backward:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         value += float(loss.detach())
     return value
 
@@ -114,13 +123,19 @@ def train_sft(
     max_grad_norm: float = 1.0,
     checkpoints: Path | None = None,
     resume: bool = False,
+    fingerprint: Mapping[str, Any] | None = None,
     on_step: Callable[[int, float], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> SftResult:
     """Train ``model`` in place on demonstrations (:func:`demonstration_group`).
 
     ``on_step(step, loss)`` is called after each optimiser step; ``should_stop`` is asked before each one. With
-    ``checkpoints`` the state is saved every ``config.save_every`` steps and at the end, and ``resume`` continues it.
+    ``checkpoints`` the state is saved every ``config.save_every`` steps and at the end, and ``resume`` continues it;
+    a run stopped and resumed is equal to one that was never stopped.
+
+    Raises:
+        DataError: there are no demonstrations.
+        CheckpointError: the checkpoint to resume was made with another ``fingerprint``.
     """
     if not groups:
         raise DataError("cold start: expected at least one demonstration, found none")
@@ -130,37 +145,66 @@ def train_sft(
         betas=(0.9, config.adam_beta2),
         weight_decay=config.weight_decay,
     )
-    losses: list[float] = []
-    elapsed = 0.0
+    state = _State()
     if resume and checkpoints is not None and (found := latest_checkpoint(checkpoints)) is not None:
-        state = load_checkpoint(found, model=model, optimizer=optimizer).state
-        losses, elapsed = list(state["losses"]), float(state["seconds"])
+        loaded = load_checkpoint(found, model=model, optimizer=optimizer, fingerprint=fingerprint)
+        state = _State.from_json(loaded.state)
 
-    def save(step: int) -> None:
-        if checkpoints is not None:
-            state = {"losses": losses, "seconds": elapsed + time.monotonic() - start}
-            save_checkpoint(checkpoints, step, model=model, optimizer=optimizer, state=state, keep=1)
+    def save() -> None:
+        if checkpoints is not None and state.saved_step != state.step:
+            save_checkpoint(
+                checkpoints,
+                state.step,
+                model=model,
+                optimizer=optimizer,
+                state=state.to_json(),
+                fingerprint=fingerprint,
+                keep=1,
+            )
+            state.saved_step = state.step
 
     model.train()
-    start = time.monotonic()
-    step = len(losses)
-    while step < config.steps and not should_stop():
-        if config.max_seconds is not None and elapsed + time.monotonic() - start >= config.max_seconds:
+    while state.step < config.steps and not should_stop():
+        if config.max_seconds is not None and state.seconds >= config.max_seconds:
             break
-        factor = learning_rate_factor(step, warmup=config.warmup_steps, steps=config.steps)
+        start = time.monotonic()
+        factor = learning_rate_factor(state.step, warmup=config.warmup_steps, steps=config.steps)
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * factor
-        rows = batch_order(len(groups), config.batch_size, seed=seed, step=step)
+        rows = batch_order(len(groups), config.batch_size, seed=seed, step=state.step)
         packs = pack_groups([groups[i] for i in rows], max_pack_tokens=max_pack_tokens)
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(nll(model, packs, backward=True))
-        torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-        optimizer.step()
-        step += 1
+        state.losses.append(nll(model, packs, backward=True))
+        if not math.isfinite(norm := guarded_step(optimizer, model.parameters(), max_grad_norm=max_grad_norm)):
+            state.skipped += 1
+            _log.warning("step %d was skipped: the norm of its gradient is %s", state.step, norm)
+        state.seconds += time.monotonic() - start
         if on_step is not None:
-            on_step(step, losses[-1])
-        if step % config.save_every == 0:
-            save(step)
-    save(step)
+            on_step(state.step, state.losses[-1])
+        if state.step % config.save_every == 0:
+            save()
+    save()
     model.eval()
-    return SftResult(steps=step, seconds=elapsed + time.monotonic() - start, losses=tuple(losses))
+    return SftResult(state.step, state.seconds, tuple(state.losses), state.skipped)
+
+
+@dataclass(slots=True)
+class _State:
+    """What a checkpoint carries besides weights and moments."""
+
+    losses: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    skipped: int = 0
+    saved_step: int | None = None
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return len(self.losses)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"losses": self.losses, "seconds": self.seconds, "skipped": self.skipped}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> _State:
+        losses = list(data["losses"])
+        return _State(losses, float(data["seconds"]), int(data["skipped"]), saved_step=len(losses))

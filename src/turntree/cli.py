@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from turntree import __version__
 from turntree.errors import TurnTreeError
+
+if TYPE_CHECKING:
+    from turntree.envs.worlds.names import Split
 
 __all__ = ["main"]
 
@@ -95,7 +98,7 @@ def evaluate(overrides: tuple[str, ...]) -> None:
     help="Splits never share a full name; test also uses paraphrases held out from train.",
 )  # fmt: skip
 @click.option("--questions", type=int, default=None, help="Number of questions (default: the profile's).")
-def world(out: Path, seed: int, profile: str, split: str, questions: int | None) -> None:
+def world(out: Path, seed: int, profile: str, split: Split, questions: int | None) -> None:
     """Generate a fictional multi-hop world: corpus.jsonl, questions.jsonl, meta.json."""
     from turntree.commands import run_world
 
@@ -127,21 +130,21 @@ def view(run: Path, step: int | None, index: int | None, out: Path | None, listi
 
 
 def main() -> None:
-    """Entry point: errors that users can mend are one message, not a traceback."""
+    """Entry point: errors that users can mend are one message, not a traceback.
+
+    Exit codes: 0 done, 1 an error of the run, 2 a wrong command line, 130 stopped by Ctrl-C.
+    """
     try:
         cli.main(standalone_mode=False)
-    except click.exceptions.Abort:
-        click.echo("interrupted", err=True)
+    except click.exceptions.Abort as abort:  # click's word for KeyboardInterrupt
+        click.echo(str(abort.__cause__ or "") or "interrupted", err=True)
         sys.exit(130)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except TurnTreeError as error:
+    except (TurnTreeError, OSError) as error:
         click.echo(f"{type(error).__name__}: {error}", err=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

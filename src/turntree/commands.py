@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -22,9 +24,35 @@ from rich.progress import (
 
 from turntree.trainers.compose import compose
 
+if TYPE_CHECKING:
+    from turntree.envs.worlds.names import Split
+
 __all__ = ["run_evaluate", "run_model", "run_quickstart", "run_sft", "run_train", "run_view", "run_world"]
 
 console = Console()
+
+
+def say(text: str) -> None:
+    """A line for people: never wrapped, and brackets in paths and overrides are no markup."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C ended a command that can go on; the message says how."""
+
+
+def _resume_hint(command: str, overrides: Sequence[str]) -> str:
+    kept = [o for o in overrides if not o.startswith("resume=")]
+    return "go on with: " + shlex.join(["turntree", command, *kept, "resume=true"])
+
+
+@contextmanager
+def _resumable(command: str, overrides: Sequence[str]) -> Iterator[None]:
+    """Ctrl-C inside ends the command with the words to continue it."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise stop if isinstance(stop, Stopped) else Stopped(f"stopped; {_resume_hint(command, overrides)}") from None
 
 
 def _columns() -> tuple[ProgressColumn, ...]:
@@ -44,18 +72,17 @@ def run_train(overrides: Sequence[str]) -> None:
     from turntree.trainers.report.run import step_note, write_report
 
     config = compose(overrides)
-    with stage_bars() as report:
+    with _resumable("train", overrides):
+        with stage_bars() as report:
 
-        def show(step: int, metrics: dict[str, float]) -> None:
-            report("train", step, config.trainer.steps, step_note(metrics))
+            def show(step: int, metrics: dict[str, float]) -> None:
+                report("train", step, config.trainer.steps, step_note(metrics))
 
-        result = train(config, on_step=show)
-    write_report(result.folder)
-    if result.interrupted:
-        console.print(
-            f"stopped after step {result.progress.step}; go on with: turntree train {' '.join(overrides)} resume=true"
-        )
-    console.print(f"run folder: {result.folder}", highlight=False)
+            result = train(config, on_step=show)
+        write_report(result.folder)
+        say(f"run folder: {result.folder}")
+        if result.interrupted:
+            raise Stopped(f"stopped after step {result.progress.step}; {_resume_hint('train', overrides)}")
 
 
 def run_sft(overrides: Sequence[str]) -> None:
@@ -63,14 +90,12 @@ def run_sft(overrides: Sequence[str]) -> None:
     from turntree.trainers.coldstart import cold_start
 
     config = compose(overrides)
-    with stage_bars() as report:
-        result = cold_start(
-            config, on_step=lambda step, loss: report("sft", step, config.sft.steps, f"loss {loss:.3f}")
-        )
-    console.print(
-        f"teacher EM {result.teacher_em:.3f} on {result.demonstrations} demonstrations; "
-        f"loss {result.result.losses[-1]:.3f} after {result.result.steps} steps; model: {result.model}",
-        highlight=False,
+    with _resumable("sft", overrides), stage_bars() as report:
+        done = cold_start(config, on_step=lambda step, loss: report("sft", step, config.sft.steps, f"loss {loss:.3f}"))
+    losses = done.result.losses
+    say(
+        f"teacher EM {done.teacher_em:.3f} on {done.demonstrations} demonstrations; loss "
+        f"{losses[-1] if losses else float('nan'):.3f} after {done.result.steps} steps; model: {done.model}"
     )
 
 
@@ -82,10 +107,9 @@ def run_evaluate(overrides: Sequence[str]) -> None:
     config = compose(overrides)
     bench = build_bench(config)
     name = config.env.test_questions or config.env.dev_questions
-    task = build_task(
-        config, bench.tokenizer, questions=name, corpus=config.env.dev_corpus, option="env.test_questions"
-    )
-    folder = Path(config.out or "runs/evaluation")
+    corpus = config.search.corpus or ("" if config.env.test_questions else config.env.dev_corpus)
+    task = build_task(config, bench.tokenizer, questions=name, corpus=corpus, option="env.test_questions")
+    folder = Path(config.out) if config.out else _free(Path("runs/evaluation"))
     with stage_bars() as report:
         result = evaluate(
             task.questions,
@@ -103,23 +127,32 @@ def run_evaluate(overrides: Sequence[str]) -> None:
         "model": config.model.path,
         "max_turns": config.env.max_turns,
         "env": task.core.fingerprint,
+        "dialogue": bench.dialogue.report.text(),
     }
     result.save(folder, extra=extra)
     s = result.summary()
-    console.print(
+    say(
         f"EM {s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}]  F1 {s['f1']:.3f} [{s['f1_low']:.3f}, "
-        f"{s['f1_high']:.3f}]  n={s['n']} failed={s['failed']}  -> {folder / 'evaluation.json'}",
-        highlight=False,
+        f"{s['f1_high']:.3f}]  n={s['n']} failed={s['failed']}  -> {folder / 'evaluation.json'}"
     )
 
 
-def run_world(out: Path, *, seed: int, profile: str, split: str, questions: int | None) -> None:
+def _free(path: Path) -> Path:
+    """``path``, or the first of ``path-2``, ``path-3``, ... that is not there yet."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
+def run_world(out: Path, *, seed: int, profile: str, split: Split, questions: int | None) -> None:
     """``turntree world``."""
     from turntree.envs.worlds import generate_world
 
     world = generate_world(profile, seed=seed, split=split, questions=questions)
     world.save(out)
-    console.print(f"{len(world.passages)} passages, {len(world.questions)} questions -> {out}", highlight=False)
+    say(f"{len(world.passages)} passages, {len(world.questions)} questions -> {out}")
 
 
 def run_model(name: str, out: Path, *, seed: int) -> None:
@@ -132,7 +165,7 @@ def run_model(name: str, out: Path, *, seed: int) -> None:
         from turntree.trainers.quickstart import write_tiny_model
 
         write_tiny_model(out, seed=seed)
-    console.print(f"model folder: {out}", highlight=False)
+    say(f"model folder: {out}")
 
 
 def run_view(run: Path, *, step: int | None, index: int | None, out: Path | None, listing: bool) -> None:
@@ -141,10 +174,10 @@ def run_view(run: Path, *, step: int | None, index: int | None, out: Path | None
 
     if listing:
         for line in list_trees(run):
-            console.print(line, highlight=False)
+            say(line)
         return
     path = write_tree(run, step=step, index=index, out=out)
-    console.print(f"tree: {path}", highlight=False)
+    say(f"tree: {path}")
     if console.is_terminal:
         webbrowser.open(path.resolve().as_uri())
 
@@ -155,11 +188,11 @@ def run_quickstart(overrides: Sequence[str]) -> None:
 
     preset = [] if any(o.startswith("experiment=") for o in overrides) else ["experiment=quickstart"]
     config = compose([*preset, *overrides])
-    with stage_bars() as report:
-        summary = quickstart(config, report=report)
-    if summary.get("interrupted"):
-        console.print("stopped; go on with: turntree quickstart " + " ".join([*overrides, "resume=true"]))
-        return
+    with _resumable("quickstart", overrides):
+        with stage_bars() as report:
+            summary = quickstart(config, report=report)
+        if summary.get("interrupted"):
+            raise Stopped(f"stopped after step {summary['step']}; {_resume_hint('quickstart', overrides)}")
     console.print_json(json.dumps(summary))
 
 
@@ -177,6 +210,6 @@ def stage_bars() -> Iterator[Callable[[str, int, int, str], None]]:
             tenth = 10 * done // max(total, 1)
             if not console.is_terminal and tenths.get(stage) != tenth:
                 tenths[stage] = tenth
-                console.print(f"{stage}: {done}/{total} {note}", highlight=False)
+                say(f"{stage}: {done}/{total} {note}")
 
         yield report

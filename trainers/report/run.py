@@ -46,9 +46,9 @@ def write_curve(run: RunFolder) -> None:
     series = Series(
         label="validation",
         x=[p["generated_tokens"] for p in points],
-        y=[p["em"] for p in points],
-        low=[p["em_low"] for p in points],
-        high=[p["em_high"] for p in points],
+        y=[_number(p["em"]) for p in points],
+        low=[_number(p["em_low"]) for p in points],
+        high=[_number(p["em_high"]) for p in points],
     )
     cold = points[0]["em"] if points[0]["step"] == 0 else None
     plot_curve(run.curve_file, [series], cold_start=cold, title="Exact match on unseen questions")
@@ -57,6 +57,11 @@ def write_curve(run: RunFolder) -> None:
 def _validations(run: RunFolder) -> Iterator[dict[str, Any]]:
     for file in sorted((run.path / "validation").glob("step-*/evaluation.json")):
         yield json.loads(file.read_text(encoding="utf-8"))
+
+
+def _number(value: float | None) -> float:
+    """A number of a result file; those that do not exist are null there."""
+    return float("nan") if value is None else value
 
 
 def list_trees(path: Path) -> Iterator[str]:
