@@ -24,8 +24,9 @@ def depth_weighted(groups: Sequence[Group], *, discount: float = 0.9) -> Advanta
     values = []
     for group in groups:
         leaves = group.scored_leaves()
-        mean = np.mean([leaf.reward for leaf in leaves])
-        values.append(tuple((leaf.reward - mean) * discount ** np.arange(leaf.depth)[::-1] for leaf in leaves))
+        rewards = np.array([leaf.reward for leaf in leaves], dtype=np.float64)
+        centred = rewards - rewards.mean()
+        values.append(tuple(c * discount ** np.arange(leaf.depth)[::-1] for c, leaf in zip(centred, leaves)))
     return Advantages("turn", tuple(values))
 
 

@@ -26,11 +26,7 @@ from turntree.trainers.rollout import Limits
 def score(model_folder: Path, questions: Path, corpus: Path, *, turn_tokens: int = 128) -> Evaluation:
     """Greedy, one trajectory a question, four turns, three passages a search."""
     model, tokenizer = load_model(model_folder)
-    core = SearchQACore(
-        BM25Backend.from_corpus(corpus),
-        limits=EnvLimits(max_turns=4, top_k=3, on_length="correct"),
-        tokenizer=tokenizer,
-    )
+    core = SearchQACore(BM25Backend.from_corpus(corpus), limits=EnvLimits(max_turns=4, top_k=3, on_length="correct"))
     return evaluate(
         load_questions(questions),
         core=core,
@@ -44,9 +40,8 @@ def score(model_folder: Path, questions: Path, corpus: Path, *, turn_tokens: int
 def report(result: Evaluation, out: Path) -> None:
     summary = result.summary()
     result.save(out)
-    print(
-        f"EM {summary['em']:.3f} [{summary['em_low']:.3f}, {summary['em_high']:.3f}], F1 {summary['f1']:.3f}, ", end=""
-    )
+    for key in ("em", "f1"):
+        print(f"{key} {summary[key]:.3f} [{summary[f'{key}_low']:.3f}, {summary[f'{key}_high']:.3f}]")
     print(f"{summary['n']} questions, {summary['failed']} failed -> {out / 'evaluation.json'}")
 
 
