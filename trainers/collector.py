@@ -117,6 +117,10 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
         self.init_random_frames = 0
         self.closed = False
 
+    def __len__(self) -> int:
+        """Steps that are left, unless ``should_stop`` ends them sooner."""
+        return max(0, self.last_step - self.next_step)
+
     def iterator(self) -> Iterator[TensorDictBase]:
         while self.next_step < self.last_step and not self.closed and not self.should_stop():
             step, self.next_step = self.next_step, self.next_step + 1

@@ -79,7 +79,7 @@ def test_bad_options_say_what_was_expected(override: str, words: list[str]) -> N
 def test_import_paths_name_the_option() -> None:
     assert import_object("dataclasses:replace", option="x") is dataclasses.replace
     for bad in ("dataclasses", "no_such_module_at_all:f", "dataclasses:replac", ":f", "dataclasses:"):
-        with pytest.raises(ConfigError, match="algorithm.credit"):
+        with pytest.raises(ConfigError, match=r"algorithm\.credit"):
             import_object(bad, option="algorithm.credit")
 
 

@@ -1,0 +1,140 @@
+"""A generated world, a tiny model and rules of a user's own: what runs of the whole machine are tested with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from turntree.trainers.config import RunConfig
+
+RULES = '''
+"""Rules that a user plugs in by import path."""
+
+import zlib
+from pathlib import Path
+
+from turntree.envs.core import Action
+from turntree.envs.grammar import ParsedTurn
+from turntree.envs.worlds.grammar import WorldGrammar
+from turntree.errors import RetrievalError
+from turntree.search_backend.bm25 import BM25Backend
+from turntree.trainers.credit import Advantages, grpo
+from turntree.trainers.expansion import Expansion
+
+
+class Babble(WorldGrammar):
+    """Finds an action in anything, so that a model with random weights searches, answers and errs."""
+
+    fingerprint = "babble"
+    stop = ("e", "a")
+
+    def parse(self, text):
+        draw = zlib.crc32(text.encode()) % 8
+        if draw == 0:
+            return ParsedTurn(Action("invalid", "no_action"))
+        return ParsedTurn(Action("answer", "yes") if draw < 3 else Action("search", text.strip() or "who"))
+
+
+class OnlySearch(Babble):
+    def parse(self, text):
+        return ParsedTurn(Action("search", text.strip() or "who"))
+
+
+def busy(outcome):
+    """More searches are worth more."""
+    return len(outcome.observations) / 4
+
+
+def constant(finished):
+    return [0.25 for _ in finished]
+
+
+def root_only(tree, k, rng):
+    return [Expansion(tree.root, tree.root, None, "root")] * k
+
+
+def halved(groups, *, factor=0.5):
+    plain = grpo(groups)
+    return Advantages(plain.per, tuple(tuple(factor * leaf for leaf in group) for group in plain.values))
+
+
+class Counting:
+    """BM25 that writes down how many queries it was sent."""
+
+    def __init__(self, corpus, log):
+        self.inner, self.log = BM25Backend.from_corpus(corpus), Path(log)
+        self.fingerprint = self.inner.fingerprint
+
+    def search(self, queries, *, k):
+        with self.log.open("a") as file:
+            file.writelines("query\\n" for _ in queries)
+        return self.inner.search(queries, k=k)
+
+
+class Down:
+    fingerprint = "down"
+
+    def __init__(self, corpus):
+        pass
+
+    def search(self, queries, *, k):
+        raise RetrievalError("the index is down")
+'''
+
+
+@dataclass(frozen=True)
+class Bed:
+    """Where the parts lie. ``args``: overrides of a run that takes a second or two."""
+
+    root: Path
+    world: Path
+    model: Path
+    rules: Path
+
+    @property
+    def args(self) -> list[str]:
+        return [
+            "algorithm=tree_grpo",
+            f"model.path={self.model}",
+            f"env.questions={self.world}",
+            "env.grammar=users_rules:Babble",
+            "reward.name=users_rules:busy",
+            "search.top_k=1",
+            "sampling.max_turn_tokens=12",
+            "sampling.max_context_tokens=400",
+            "trainer.steps=2",
+            "trainer.prompts_per_step=4",
+            "trainer.learning_rate=1e-3",
+            "trainer.threads=1",
+        ]
+
+
+@pytest.fixture(scope="session")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    from turntree.envs.worlds import generate_world
+    from turntree.trainers.quickstart import write_tiny_model
+
+    root = tmp_path_factory.mktemp("bed")
+    generate_world("quickstart", seed=1, split="train", questions=24).save(root / "world")
+    write_tiny_model(root / "model", seed=0)
+    rules = root / "rules"
+    rules.mkdir()
+    (rules / "users_rules.py").write_text(RULES, encoding="utf-8")
+    sys.path.insert(0, str(rules))
+    yield Bed(root, root / "world", root / "model", rules)
+    sys.path.remove(str(rules))
+    sys.modules.pop("users_rules", None)
+
+
+@pytest.fixture(scope="session")
+def make_config(bed: Bed) -> Callable[..., RunConfig]:
+    """``make_config(*overrides)``: a small run of the bed."""
+    from turntree.trainers.compose import compose
+
+    return lambda *overrides: compose([*bed.args, *overrides])
