@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from turntree.errors import ConfigError
 from turntree.trainers.config import RunConfig, did_you_mean, documented_options
 
 __all__ = ["compose", "config_groups", "import_object"]
+
+_GRAMMAR = re.compile(r"[\[\](){},=\\'\"]")
 
 
 def config_dir() -> Path:
@@ -97,7 +100,16 @@ def _checked(override: str) -> str:
             f"unknown option {bare!r}.{did_you_mean(bare, [*options, *groups])} "
             "`turntree train --help` lists every option."
         )
-    return override
+    value = override[len(key) + 1 :]
+    return f"{key}={_quoted(value)}" if isinstance(options.get(bare), str) else override
+
+
+def _quoted(text: str) -> str:
+    """A text as Hydra reads it back: without quotes, brackets, commas and the like in paths would be its grammar."""
+    if text[:1] in ("'", '"') or not _GRAMMAR.search(text):
+        return text
+    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text)
+    return f"'{escaped}'"
 
 
 def import_object(path: str, *, option: str) -> Any:

@@ -27,7 +27,17 @@ from turntree.trainers.compose import compose
 if TYPE_CHECKING:
     from turntree.envs.worlds.names import Split
 
-__all__ = ["run_evaluate", "run_model", "run_quickstart", "run_sft", "run_train", "run_view", "run_world"]
+__all__ = [
+    "Stopped",
+    "resumable",
+    "run_evaluate",
+    "run_model",
+    "run_quickstart",
+    "run_sft",
+    "run_train",
+    "run_view",
+    "run_world",
+]
 
 console = Console()
 
@@ -47,7 +57,7 @@ def _resume_hint(command: str, overrides: Sequence[str]) -> str:
 
 
 @contextmanager
-def _resumable(command: str, overrides: Sequence[str]) -> Iterator[None]:
+def resumable(command: str, overrides: Sequence[str]) -> Iterator[None]:
     """Ctrl-C inside ends the command with the words to continue it."""
     try:
         yield
@@ -68,11 +78,11 @@ def _columns() -> tuple[ProgressColumn, ...]:
 
 def run_train(overrides: Sequence[str]) -> None:
     """``turntree train``."""
+    config = compose(overrides)  # before the heavy imports, so that mistakes show at once
     from turntree.trainers.learner import train
     from turntree.trainers.report.run import step_note, write_report
 
-    config = compose(overrides)
-    with _resumable("train", overrides):
+    with resumable("train", overrides):
         with stage_bars() as report:
 
             def show(step: int, metrics: dict[str, float]) -> None:
@@ -87,10 +97,10 @@ def run_train(overrides: Sequence[str]) -> None:
 
 def run_sft(overrides: Sequence[str]) -> None:
     """``turntree sft``."""
+    config = compose(overrides)  # before the heavy imports, so that mistakes show at once
     from turntree.trainers.coldstart import cold_start
 
-    config = compose(overrides)
-    with _resumable("sft", overrides), stage_bars() as report:
+    with resumable("sft", overrides), stage_bars() as report:
         done = cold_start(config, on_step=lambda step, loss: report("sft", step, config.sft.steps, f"loss {loss:.3f}"))
     losses = done.result.losses
     say(
@@ -101,10 +111,10 @@ def run_sft(overrides: Sequence[str]) -> None:
 
 def run_evaluate(overrides: Sequence[str]) -> None:
     """``turntree evaluate``."""
+    config = compose(overrides)  # before the heavy imports, so that mistakes show at once
     from turntree.trainers.build import build_bench, build_task, eval_sampling, limits
     from turntree.trainers.evaluate import evaluate
 
-    config = compose(overrides)
     bench = build_bench(config)
     name = config.env.test_questions or config.env.dev_questions
     corpus = config.search.corpus or ("" if config.env.test_questions else config.env.dev_corpus)
@@ -184,11 +194,11 @@ def run_view(run: Path, *, step: int | None, index: int | None, out: Path | None
 
 def run_quickstart(overrides: Sequence[str]) -> None:
     """``turntree quickstart``."""
-    from turntree.trainers.quickstart import quickstart
-
     preset = [] if any(o.startswith("experiment=") for o in overrides) else ["experiment=quickstart"]
     config = compose([*preset, *overrides])
-    with _resumable("quickstart", overrides):
+    from turntree.trainers.quickstart import quickstart
+
+    with resumable("quickstart", overrides):
         with stage_bars() as report:
             summary = quickstart(config, report=report)
         if summary.get("interrupted"):

@@ -76,6 +76,17 @@ def test_bad_options_say_what_was_expected(override: str, words: list[str]) -> N
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize("path", ["a b [1]", "a,b", "x=y", "it's", "C:\\data", "end\\", "q\\'x", "{a}", "数据(1)"])
+def test_texts_need_no_quotes_of_hydra(path: str) -> None:
+    assert compose([f"out={path}"]).out == path
+
+
+def test_quoted_texts_and_interpolations_stay_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURNTREE_TEST_HOME", "/h")
+    assert compose(["out='a [1]'"]).out == "a [1]"
+    assert compose(["out=${oc.env:TURNTREE_TEST_HOME}/x(1)"]).out == "/h/x(1)"
+
+
 def test_import_paths_name_the_option() -> None:
     assert import_object("dataclasses:replace", option="x") is dataclasses.replace
     for bad in ("dataclasses", "no_such_module_at_all:f", "dataclasses:replac", ":f", "dataclasses:"):
