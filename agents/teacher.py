@@ -119,6 +119,7 @@ class _Episode:
     searched: int = 0
     answering: bool = False
     text: str = ""
+    finding: str = ""
     lookup: _Lookup | None = None
     last: Step[SearchQAState] | None = None
 
@@ -138,10 +139,11 @@ class _Episode:
         self.answering = self.answering or self._stops_searching()
         if self.answering:
             answer = self._answer()
-            self.text = _write(self.core, f"the answer is {answer}", Action("answer", answer))
+            self.text = _write(self.core, self.finding or f"the answer is {answer}", Action("answer", answer))
         else:
             self.lookup = self._next_lookup()
-            self.text = _write(self.core, self.lookup.thought, Action("search", self.lookup.query))
+            thought = f"{self.finding} . {self.lookup.thought}" if self.finding else self.lookup.thought
+            self.text = _write(self.core, thought, Action("search", self.lookup.query))
         return self.text
 
     def advance(self, step: Step[SearchQAState], found: Sequence[Passage]) -> None:
@@ -151,6 +153,8 @@ class _Episode:
         if not self.answering and self.lookup is not None:
             gold = self.steps[self.searched]["answer"]
             self.beliefs[gold] = self._read(self.lookup, gold, found)
+            if self.lookup.relation:
+                self.finding = f"{self.lookup.relation} {self.beliefs[gold]}"
             self.searched += 1
 
     def demonstration(self) -> Demonstration:

@@ -14,8 +14,9 @@ from typing import Any
 
 from turntree.agents.models import save_model
 from turntree.agents.tiny import build_tiny_model, build_tokenizer
-from turntree.envs.worlds import generate_world, lexicon
+from turntree.envs.worlds import generate_world, lexicon, name_words
 from turntree.envs.worlds.grammar import WorldGrammar
+from turntree.envs.worlds.names import Split
 from turntree.trainers.build import build_bench, build_task, eval_sampling, first, limits, run_path
 from turntree.trainers.coldstart import cold_start
 from turntree.trainers.config import RunConfig
@@ -26,8 +27,8 @@ from turntree.trainers.run_folder import RunFolder
 
 __all__ = ["Stages", "quickstart", "write_tiny_model"]
 
-HELD_OUT_QUESTIONS = 400
-"""Questions of the dev and of the test world."""
+#: (entities, questions) of the generated worlds. Training needs so many names that copying pays and memorising does not.
+SIZES: dict[Split, tuple[int, int]] = {"train": (2500, 8000), "dev": (180, 200), "test": (180, 400)}
 
 Report = Callable[[str, int, int, str], None]
 """``report(stage, done, total, note)``: how far a stage has come."""
@@ -63,7 +64,7 @@ class Stages:
 def write_tiny_model(out: Path, *, seed: int) -> Path:
     """Write the tiny decoder with random weights and its tokenizer as a Hugging Face folder."""
     words, syllables = lexicon()
-    tokenizer = build_tokenizer([*words, *WorldGrammar().words()], syllables)
+    tokenizer = build_tokenizer([*words, *WorldGrammar().words(), *name_words()], syllables)
     save_model(build_tiny_model(tokenizer, seed=seed), tokenizer, out)
     return out
 
@@ -118,11 +119,11 @@ def quickstart(config: RunConfig, *, report: Report = lambda *_: None) -> dict[s
 
 
 def _worlds(stages: Stages, config: RunConfig) -> None:
-    for split in ("train", "dev", "test"):
+    for split, (entities, questions) in SIZES.items():
         folder = stages.worlds / split
         if not (folder / "meta.json").is_file():
-            count = None if split == "train" else HELD_OUT_QUESTIONS
-            generate_world("quickstart", seed=config.seed, split=split, questions=count).save(folder)
+            world = generate_world("quickstart", seed=config.seed, split=split, entities=entities, questions=questions)
+            world.save(folder)
 
 
 def _cold_start(stages: Stages, config: RunConfig, report: Report) -> tuple[Path, float]:

@@ -66,14 +66,16 @@ LONG = NameInventory(
 def draw_pairs(inventory: NameInventory, n: int, *, split: Split, stream: Stream) -> list[tuple[str, str]]:
     """``n`` different (first word, second word) pairs of the split.
 
-    They come from about ``4 sqrt(n)`` words a side, so that many names share a first or a second word.
+    They come from about ``4 sqrt(n)`` words a side (all of them for many names), so that many names share a first or a second word.
     Raises :class:`ConfigError` when the inventory is too small for ``n``.
     """
     firsts, seconds = inventory.words()
-    pool = max(16, math.isqrt(16 * n))
-    if pool > min(len(firsts), len(seconds)):
-        most = min(len(firsts), len(seconds)) ** 2 // 16
+    side = min(len(firsts), len(seconds))
+    # Half of the split's pairs at the most: names stay a choice, and drawing them stays quick.
+    most = side * side * len(SPLIT_CLASSES[split]) // (2 * _CLASSES)
+    if n > most:
         raise ConfigError(f"expected at most {most} entities for these names, found {n}; use profile 'standard'")
+    pool = min(side, max(16, math.isqrt(16 * n)))
     rows = stream.sample(range(len(firsts)), pool)
     columns = stream.sample(range(len(seconds)), pool)
     pairs: dict[tuple[int, int], None] = {}

@@ -10,7 +10,7 @@ from turntree.envs.worlds.names import LONG, SHORT, NameInventory
 from turntree.envs.worlds.schema import RELATIONS, SHARES, YEARS, Relation, relation
 from turntree.envs.worlds.stream import Stream
 
-__all__ = ["STYLES", "Frames", "Style", "StyleName", "Templates", "lexicon"]
+__all__ = ["STYLES", "Frames", "Style", "StyleName", "Templates", "lexicon", "name_words"]
 
 StyleName = Literal["short", "prose"]
 Templates = Literal["train", "test"]
@@ -46,17 +46,26 @@ class Style:
     frames: dict[Templates, Frames]
     prose: bool
 
-    def passage(self, entity: Entity, facts: Facts, stream: Stream) -> str:
-        """The text about one entity: its relations and its decoy in random order."""
+    def passages(self, entity: Entity, facts: Facts, stream: Stream) -> list[tuple[tuple[str, ...], str]]:
+        """The texts about one entity, each with the words of the relations that it states.
+
+        Prose has one text with all relations and the decoys in random order. The short style has one text a relation
+        or decoy: a decoder trained from scratch learns to read a single fact long before it learns to pick one of many.
+        """
         entities, objects = facts.entities, facts.objects[entity.index]
-        sentences = [self._fact(entity, relation(w), entities[i].name, stream) for w, i in objects.items()]
+        sentences = [((w,), self._fact(entity, relation(w), entities[i].name, stream)) for w, i in objects.items()]
         if former := facts.former[entity.index]:
-            sentences.append(self.former.format(s=entity.name, r=former[0], o=entities[former[1]].name))
-        sentences += [self.mention.format(s=entity.name, o=entities[i].name) for i in facts.mentions[entity.index]]
+            sentences.append(((), self.former.format(s=entity.name, r=former[0], o=entities[former[1]].name)))
+        for i in facts.mentions[entity.index]:
+            sentences.append(((), self.mention.format(s=entity.name, o=entities[i].name)))
         if self.year:
-            sentences.append(self.year.format(s=entity.name, r=YEARS[entity.kind], o=entity.year))
+            year = self.year.format(s=entity.name, r=YEARS[entity.kind], o=entity.year)
+            sentences.append(((YEARS[entity.kind],), year))
         stream.shuffle(sentences)
-        return " ".join([self._opening(entity), *sentences])
+        if not self.prose:
+            return sentences
+        words = tuple(w for stated, _ in sentences for w in stated)
+        return [(words, " ".join([self._opening(entity), *(text for _, text in sentences)]))]
 
     def _opening(self, entity: Entity) -> str:
         also = f", also known as {entity.aliases[0]}," if self.prose and entity.aliases else ""
@@ -114,10 +123,10 @@ STYLES: dict[StyleName, Style] = {
         names=dict.fromkeys(SHARES, "{f} {s}"),
         aliases={kind: f"{kind} {{f}} {{s}}" for kind in SHARES},
         shared_names=0.0,
-        opening="{s} is a {k} .",
-        fact="The {r} is {o} .",
-        former="The former {r} is {o} .",
-        mention="It is often seen with {o} .",
+        opening="",
+        fact="The {r} of {s} is {o} .",
+        former="The former {r} of {s} is {o} .",
+        mention="{s} is often seen with {o} .",
         year="",
         frames=_SHORT_FRAMES,
         prose=False,
@@ -170,3 +179,8 @@ def lexicon() -> tuple[list[str], list[str]]:
     words = {w for text in texts for w in text.split() if "{" not in w}
     words.update(_AGENT_WORDS, SHARES, (r.word for r in RELATIONS))
     return sorted(words), sorted(style.inventory.syllables)
+
+
+def name_words() -> list[str]:
+    """Every word that a name of the short style can contain, sorted."""
+    return sorted(word for side in STYLES["short"].inventory.words() for word in side)

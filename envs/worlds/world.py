@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import get_args
@@ -144,7 +144,7 @@ def generate_world(
     key = (config.profile, config.style, config.entities, split, seed)
     facts = make_facts(_entities(config, split, Stream("names", *key)), stream=Stream("facts", *key))
     prefix = f"{config.profile}-{split}-{seed}"
-    passages = _passages(facts, config, prefix, Stream("texts", *key))
+    passages, stated = _passages(facts, config, prefix, Stream("texts", *key))
     forms = _forms(config, facts, Stream("forms", *key))
     wording = Stream("wording", templates, *key)
     made = [
@@ -152,7 +152,7 @@ def generate_world(
             f"{prefix}-q{i:05d}",
             form,
             facts,
-            passages,
+            stated,
             word(form, facts=facts, style=STYLES[config.style], templates=templates, stream=wording),
         )
         for i, form in enumerate(forms)
@@ -196,13 +196,25 @@ def _entity(index: int, kind: str, pair: tuple[str, str], style: Style, stream: 
     return Entity(index, kind, pair, name, aliases, _FIRST_YEAR + stream.below(_YEARS))
 
 
-def _passages(facts: Facts, config: WorldConfig, prefix: str, stream: Stream) -> list[Passage]:
-    """The passage of entity ``i`` is number ``i``; lectures follow."""
+def _passages(
+    facts: Facts, config: WorldConfig, prefix: str, stream: Stream
+) -> tuple[list[Passage], dict[tuple[int, str], str]]:
+    """All passages, lectures last, and the id of the passage that states each (entity number, relation)."""
     style = STYLES[config.style]
-    texts = [(e.name, style.passage(e, facts, stream)) for e in facts.entities]
-    chosen = stream.sample(facts.entities, len(texts) * config.lectures // 100)
-    texts += [_lecture(e, facts.entities, stream) for e in chosen]
-    return [Passage(f"{prefix}-p{i:05d}", title, text) for i, (title, text) in enumerate(texts)]
+    passages: list[Passage] = []
+    stated: dict[tuple[int, str], str] = {}
+
+    def add(title: str, text: str) -> str:
+        passages.append(Passage(f"{prefix}-p{len(passages):05d}", title, text))
+        return passages[-1].id
+
+    for entity in facts.entities:
+        for words, text in style.passages(entity, facts, stream):
+            id = add(entity.name, text)
+            stated |= {(entity.index, word): id for word in words}
+    for entity in stream.sample(facts.entities, len(facts.entities) * config.lectures // 100):
+        add(*_lecture(entity, facts.entities, stream))
+    return passages, stated
 
 
 def _lecture(entity: Entity, entities: Sequence[Entity], stream: Stream) -> tuple[str, str]:
@@ -222,12 +234,12 @@ def _forms(config: WorldConfig, facts: Facts, stream: Stream) -> list[Form]:
     return forms
 
 
-def _question(id: str, form: Form, facts: Facts, passages: Sequence[Passage], text: str) -> Question:
+def _question(id: str, form: Form, facts: Facts, stated: Mapping[tuple[int, str], str], text: str) -> Question:
     lookups = steps_of(form, facts)
     steps = [
         {
             "query": f"{facts.entities[s.subject].name} {s.word}",
-            "supporting_id": passages[s.subject].id,
+            "supporting_id": stated[s.subject, s.word],
             "answer": s.answer,
             "subject": facts.entities[s.subject].name,
             "relation": s.word,
