@@ -1,0 +1,173 @@
+"""The house itself: links, floors, and the way rooms are imported."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import turntree
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("search_backend", "envs", "agents", "trainers", "configs")
+FLOORS = {
+    "errors": 0,
+    "search_backend": 0,
+    "envs": 1,
+    "agents": 2,
+    "trainers": 3,
+    "configs": 3,
+    "commands": 4,
+    "cli": 4,
+}
+
+
+def modules() -> list[Path]:
+    files = [file for room in ROOMS for file in (ROOT / room).rglob("*.py")]
+    files += (ROOT / "src" / "turntree").glob("*.py")
+    assert len(files) > 60
+    return files
+
+
+def imports(file: Path) -> Iterator[tuple[str, int, bool]]:
+    """Absolute name, line, and whether it is imported when the module is."""
+    tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    lazy = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or _is_type_checking(node)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}, line {node.lineno}: a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            yield name, getattr(node, "lineno", 0), id(node) not in lazy
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def floor_of(file: Path) -> int:
+    inside = file.relative_to(ROOT)
+    room = inside.parts[0] if inside.parts[0] in ROOMS else file.stem
+    return FLOORS.get(room, 0)
+
+
+# Links ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_links_are_relative_and_lead_to_the_rooms(room: str) -> None:
+    link = ROOT / "src" / "turntree" / room
+    assert link.is_symlink()
+    assert os.readlink(link) == f"../../{room}"
+    assert link.resolve() == ROOT / room
+    assert (ROOT / room / "__init__.py").is_file()
+
+
+def test_links_are_committed_as_links() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "--stage", *(f"src/turntree/{room}" for room in ROOMS)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    modes = {line.split("\t")[1]: line.split()[0] for line in listed.stdout.splitlines()}
+    assert modes == {f"src/turntree/{room}": "120000" for room in ROOMS}
+
+
+@pytest.mark.parametrize("kind", ["missing", "plain file"])
+def test_a_dropped_link_is_named_with_its_cure(tmp_path: Path, kind: str) -> None:
+    """What a zip download makes of the checkout."""
+    package = tmp_path / "turntree"
+    package.mkdir()
+    shutil.copy(ROOT / "src" / "turntree" / "__init__.py", package)
+    for room in ROOMS:
+        if room != "agents":
+            (package / room).mkdir()
+            (package / room / "__init__.py").write_text("")
+        elif kind == "plain file":
+            (package / room).write_text("../../agents")
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import turntree"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "ImportError: turntree/agents should be a link to the folder agents/" in done.stderr
+    assert "clone with git" in done.stderr
+
+
+# Imports --------------------------------------------------------------------------------------------------------------
+
+
+def test_rooms_import_from_their_own_floor_or_below() -> None:
+    wrong = [
+        f"{file.relative_to(ROOT)}, line {line}: {name}"
+        for file in modules()
+        for name, line, _ in imports(file)
+        if name.startswith("turntree.") and FLOORS.get(name.split(".")[1], 0) > floor_of(file)
+    ]
+    assert wrong == []
+
+
+def test_the_floor_test_sees_every_name() -> None:
+    """The test above would pass on anything if it read no imports or knew no floor."""
+    learner = dict.fromkeys(name for name, _, _ in imports(ROOT / "trainers" / "learner.py"))
+    assert "turntree.agents.models.save_model" in learner
+    assert floor_of(ROOT / "trainers" / "learner.py") == 3 > floor_of(ROOT / "envs" / "core.py")
+    assert floor_of(ROOT / "src" / "turntree" / "cli.py") == 4
+    named = {name.split(".")[1] for file in modules() for name, _, _ in imports(file) if name.startswith("turntree.")}
+    assert named - FLOORS.keys() <= {"__version__"}
+
+
+def test_no_room_is_imported_by_its_bare_name() -> None:
+    everywhere = [*modules(), *(f for d in ("tests", "benchmarks", "examples") for f in (ROOT / d).rglob("*.py"))]
+    bare = [
+        f"{file.relative_to(ROOT)}, line {line}: {name}"
+        for file in everywhere
+        for name, line, _ in imports(file)
+        if name.split(".")[0] in ROOMS
+    ]
+    assert bare == []
+
+
+def test_the_ground_floors_need_no_torch() -> None:
+    """turntree.search_backend and turntree.envs load without torch and transformers; so does the command line."""
+    heavy = [
+        f"{file.relative_to(ROOT)}, line {line}: {name}"
+        for file in modules()
+        if (floor_of(file) <= 1 or file.stem in ("cli", "commands")) and file != ROOT / "envs" / "torchrl.py"
+        for name, line, now in imports(file)
+        if now and name.split(".")[0] in ("torch", "transformers", "tensordict", "torchrl")
+    ]
+    assert heavy == []
+
+
+def test_every_module_says_what_it_is_and_postpones_annotations() -> None:
+    for file in modules():
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        if tree.body[1:]:
+            assert ast.get_docstring(tree), f"{file} has no docstring"
+            futures = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
+            assert futures or file.name == "__init__.py", f"{file} lacks `from __future__ import annotations`"
+
+
+def test_the_package_under_test_is_this_one() -> None:
+    assert Path(turntree.__file__).resolve() == ROOT / "src" / "turntree" / "__init__.py"
