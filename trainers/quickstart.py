@@ -27,7 +27,7 @@ from turntree.trainers.run_folder import RunFolder
 
 __all__ = ["Stages", "quickstart", "write_tiny_model"]
 
-#: (entities, questions) of the generated worlds. Training needs so many names that copying pays and memorising does not.
+#: (entities, questions) of the worlds. Training needs so many names that copying pays and memorising does not.
 SIZES: dict[Split, tuple[int, int]] = {"train": (2500, 8000), "dev": (180, 200), "test": (180, 400)}
 
 Report = Callable[[str, int, int, str], None]

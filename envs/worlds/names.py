@@ -66,7 +66,7 @@ LONG = NameInventory(
 def draw_pairs(inventory: NameInventory, n: int, *, split: Split, stream: Stream) -> list[tuple[str, str]]:
     """``n`` different (first word, second word) pairs of the split.
 
-    They come from about ``4 sqrt(n)`` words a side (all of them for many names), so that many names share a first or a second word.
+    They come from about ``4 sqrt(n)`` words a side, of all for many names, so that names share a first or second word.
     Raises :class:`ConfigError` when the inventory is too small for ``n``.
     """
     firsts, seconds = inventory.words()
