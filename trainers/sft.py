@@ -139,12 +139,7 @@ def train_sft(
     """
     if not groups:
         raise DataError("cold start: expected at least one demonstration, found none")
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=config.learning_rate,
-        betas=(0.9, config.adam_beta2),
-        weight_decay=config.weight_decay,
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, config.adam_beta2), weight_decay=config.weight_decay)
     state = _State()
     if resume and checkpoints is not None and (found := latest_checkpoint(checkpoints)) is not None:
         loaded = load_checkpoint(found, model=model, optimizer=optimizer, fingerprint=fingerprint)
@@ -169,14 +164,9 @@ def train_sft(
             break
         start = time.monotonic()
         factor = learning_rate_factor(state.step, warmup=config.warmup_steps, steps=config.steps)
-        for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * factor
         rows = batch_order(len(groups), config.batch_size, seed=seed, step=state.step)
         packs = pack_groups([groups[i] for i in rows], max_pack_tokens=max_pack_tokens)
-        state.losses.append(nll(model, packs, backward=True))
-        if not math.isfinite(norm := guarded_step(optimizer, model.parameters(), max_grad_norm=max_grad_norm)):
-            state.skipped += 1
-            _log.warning("step %d was skipped: the norm of its gradient is %s", state.step, norm)
+        state.add(*_update(model, optimizer, packs, rate=config.learning_rate * factor, max_grad_norm=max_grad_norm))
         state.seconds += time.monotonic() - start
         if on_step is not None:
             on_step(state.step, state.losses[-1])
@@ -185,6 +175,22 @@ def train_sft(
     save()
     model.eval()
     return SftResult(state.step, state.seconds, tuple(state.losses), state.skipped)
+
+
+def _update(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    packs: Sequence[Pack],
+    *,
+    rate: float,
+    max_grad_norm: float,
+) -> tuple[float, float]:
+    """One optimiser step at learning rate ``rate``; returns the loss and the norm of its gradient."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.zero_grad(set_to_none=True)
+    loss = nll(model, packs, backward=True)
+    return loss, guarded_step(optimizer, model.parameters(), max_grad_norm=max_grad_norm)
 
 
 @dataclass(slots=True)
@@ -200,6 +206,13 @@ class _State:
     def step(self) -> int:
         """Steps done."""
         return len(self.losses)
+
+    def add(self, loss: float, norm: float) -> None:
+        """Take in a step; one whose gradient was not finite was not taken."""
+        self.losses.append(loss)
+        if not math.isfinite(norm):
+            self.skipped += 1
+            _log.warning("step %d was skipped: the norm of its gradient is %s", self.step, norm)
 
     def to_json(self) -> dict[str, Any]:
         return {"losses": self.losses, "seconds": self.seconds, "skipped": self.skipped}
