@@ -93,6 +93,14 @@ def assert_equal_runs(a: Path, b: Path) -> None:
     assert equal_weights(weights(a), weights(b))
 
 
+def test_train_is_a_public_name_that_takes_overrides(bed: Any, tmp_path: Path) -> None:
+    result = turntree.trainers.train([*bed.args, "trainer.steps=1", f"out={tmp_path / 'run'}"])
+    assert isinstance(result, turntree.trainers.TrainResult)
+    assert (result.folder, result.progress.step) == (tmp_path / "run", 1)
+    with pytest.raises(AttributeError, match="trian"):
+        getattr(turntree.trainers, "trian")  # noqa: B009
+
+
 # Resume ---------------------------------------------------------------------------------------------------------------
 
 
