@@ -1,6 +1,6 @@
 """The main job in one call: a generated world, a tiny decoder, cold start, tree rollouts, updates, evaluation.
 
-Training and test worlds share no name and no phrasing; the questions that are scored come from the test world only.
+Training and test worlds share no name and no question template; only questions of the test world are scored.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from turntree.agents.tiny import build_tiny_model, build_tokenizer
 from turntree.envs.worlds import generate_world, lexicon, name_words
 from turntree.envs.worlds.grammar import WorldGrammar
 from turntree.envs.worlds.names import Split
-from turntree.trainers.build import build_bench, build_task, eval_sampling, first, limits, run_path
+from turntree.trainers.build import build_bench, build_task, eval_sampling, limits, run_path
 from turntree.trainers.coldstart import cold_start
 from turntree.trainers.config import RunConfig
-from turntree.trainers.evaluate import Evaluation, evaluate
+from turntree.trainers.evaluate import evaluate
 from turntree.trainers.learner import TrainResult, train
 from turntree.trainers.report.run import write_report
 from turntree.trainers.run_folder import RunFolder
 
-__all__ = ["Stages", "quickstart", "write_tiny_model"]
+__all__ = ["Stages", "quickstart", "score", "write_tiny_model"]
 
 #: (entities, questions) of the worlds. Training needs so many names that copying pays and memorising does not.
 SIZES: dict[Split, tuple[int, int]] = {"train": (2500, 8000), "dev": (180, 200), "test": (180, 400)}
@@ -60,6 +60,12 @@ class Stages:
     def after(self) -> Path:
         return self.root / "evaluation-after"
 
+    def configure(self, config: RunConfig, model: Path) -> RunConfig:
+        """``config`` on the generated worlds, with the model in ``model``."""
+        files = {split: str(self.worlds / split / "questions.jsonl") for split in SIZES}
+        env = replace(config.env, questions=files["train"], dev_questions=files["dev"], test_questions=files["test"])
+        return replace(config, env=env, model=replace(config.model, path=str(model)))
+
 
 def write_tiny_model(out: Path, *, seed: int) -> Path:
     """Write the tiny decoder with random weights and its tokenizer as a Hugging Face folder."""
@@ -80,21 +86,13 @@ def quickstart(config: RunConfig, *, report: Report = lambda *_: None) -> dict[s
     _worlds(stages, config)
     if not (stages.initial / "config.json").is_file():
         write_tiny_model(stages.initial, seed=config.seed)
-    config = replace(
-        config,
-        env=replace(
-            config.env,
-            questions=str(stages.worlds / "train" / "questions.jsonl"),
-            dev_questions=str(stages.worlds / "dev" / "questions.jsonl"),
-            test_questions=str(stages.worlds / "test" / "questions.jsonl"),
-        ),
-    )
     start_model, cold_seconds = _cold_start(stages, config, report)
-    before = _evaluate(stages.before, config, start_model, "evaluate before", report)
+    before = score(stages.configure(config, start_model), stages.before, stage="evaluate before", report=report)
     result = _train(stages, config, start_model, report)
     if result.interrupted:
         return {"interrupted": True, "step": result.progress.step}
-    after = _evaluate(stages.after, config, result.folder / "model", "evaluate after", report)
+    trained = stages.configure(config, result.folder / "model")
+    after = score(trained, stages.after, stage="evaluate after", report=report)
     progress = result.progress
     summary = {
         "em_before": before["em"],
@@ -130,21 +128,15 @@ def _cold_start(stages: Stages, config: RunConfig, report: Report) -> tuple[Path
     """The model that RL starts from and the seconds that its training took."""
     model, summary = stages.cold_start / "model", stages.cold_start / "summary.json"
     if not summary.is_file():
-        cold = replace(
-            config,
-            out=str(stages.cold_start),
-            resume=True,
-            model=replace(config.model, path=str(stages.initial)),
-        )
         cold_start(
-            cold,
+            replace(stages.configure(config, stages.initial), out=str(stages.cold_start), resume=True),
             on_step=lambda step, loss: report("cold start", step, config.sft.steps, f"loss {loss:.3f}"),
         )
     return model, float(json.loads(summary.read_text(encoding="utf-8"))["seconds"])
 
 
 def _train(stages: Stages, config: RunConfig, model: Path, report: Report) -> TrainResult:
-    run = replace(config, out=str(stages.root), resume=True, model=replace(config.model, path=str(model)))
+    run = replace(stages.configure(config, model), out=str(stages.root), resume=True)
 
     def show(step: int, metrics: dict[str, float]) -> None:
         report("rl", step, config.trainer.steps, f"reward {metrics['reward/mean']:.3f}")
@@ -152,14 +144,16 @@ def _train(stages: Stages, config: RunConfig, model: Path, report: Report) -> Tr
     return train(run, on_step=show)
 
 
-def _evaluate(folder: Path, config: RunConfig, model: Path, stage: str, report: Report) -> dict[str, Any]:
-    """Score ``model`` on the test world; a finished evaluation is read back."""
-    done = folder / "evaluation.json"
-    if not done.is_file():
-        bench = build_bench(replace(config, model=replace(config.model, path=str(model))))
+def score(
+    config: RunConfig, folder: Path, *, stage: str = "evaluate", report: Report = lambda *_: None
+) -> dict[str, Any]:
+    """Score ``config.model`` on ``env.test_questions`` into ``folder``; a finished evaluation is read back."""
+    document = folder / "evaluation.json"
+    if not document.is_file():
+        bench = build_bench(config)
         task = build_task(config, bench.tokenizer, questions=config.env.test_questions, option="env.test_questions")
-        result: Evaluation = evaluate(
-            first(task.questions, None),
+        result = evaluate(
+            task.questions,
             core=task.core,
             engine=bench.engine,
             dialogue=bench.dialogue,
@@ -168,6 +162,6 @@ def _evaluate(folder: Path, config: RunConfig, model: Path, stage: str, report: 
             seed=config.seed,
             on_batch=lambda done: report(stage, done, len(task.questions), ""),
         )
-        result.save(folder, extra={"model": str(model)})
-    summary: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+        result.save(folder, extra={"model": config.model.path})
+    summary: dict[str, Any] = json.loads(document.read_text(encoding="utf-8"))
     return summary

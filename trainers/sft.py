@@ -95,11 +95,11 @@ def nll(model: PreTrainedModel, packs: Sequence[Pack], *, backward: bool = False
     return value
 
 
-def learning_rate_factor(step: int, *, warmup: int, steps: int) -> float:
-    """Linear warm-up, then cosine decay to a tenth."""
+def learning_rate_factor(step: int, *, warmup: int, steps: int, spent: float = 0.0) -> float:
+    """Linear warm-up, then cosine decay to a tenth, by steps or by the share of the time that is ``spent``."""
     if step < warmup:
         return (step + 1) / warmup
-    progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+    progress = min(1.0, max(spent, (step - warmup) / max(1, steps - warmup)))
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress))
 
 
@@ -163,7 +163,8 @@ def train_sft(
         if config.max_seconds is not None and state.seconds >= config.max_seconds:
             break
         start = time.monotonic()
-        factor = learning_rate_factor(state.step, warmup=config.warmup_steps, steps=config.steps)
+        spent = 0.0 if config.max_seconds is None else state.seconds / config.max_seconds
+        factor = learning_rate_factor(state.step, warmup=config.warmup_steps, steps=config.steps, spent=spent)
         rows = batch_order(len(groups), config.batch_size, seed=seed, step=state.step)
         packs = pack_groups([groups[i] for i in rows], max_pack_tokens=max_pack_tokens)
         state.add(*_update(model, optimizer, packs, rate=config.learning_rate * factor, max_grad_norm=max_grad_norm))
