@@ -23,7 +23,7 @@ _NAME = re.compile(r"\b[A-Z]\w*(?: [A-Z]\w*)+")
 
 @runtime_checkable
 class TurnWriter(Protocol):
-    """A grammar that can also write turns. Grammars without ``write`` get tags, as ``TagGrammar`` reads them."""
+    """A grammar that can also write turns; ``TagGrammar`` and its subclasses do."""
 
     def write(self, thought: str, action: Action) -> str:
         """One turn that holds the thought and the action."""
@@ -38,6 +38,9 @@ class Teacher:
     last (yes/no and comparison questions: with a guess). ``error``: in each step, to go wrong: to look up another
     relation of the question, or to take another name from the passage; later steps build on it. With both at 0
     the teacher answers correctly wherever the search finds the gold passages and the limits leave room.
+
+    A thought holds what the last search gave and what is looked up next: ``mentor Kero Bapi . find the college of
+    Kero Bapi``.
     """
 
     laziness: float = 0.0
@@ -108,7 +111,11 @@ def _require(outcome: ToolResult | ToolFailure) -> ToolResult:
 
 @dataclass
 class _Episode:
-    """One question being played. ``beliefs`` maps gold answers of steps to what the teacher took for them."""
+    """One question being played.
+
+    ``beliefs`` maps gold answers of steps to what the teacher took for them; ``finding`` is the newest of these with
+    its relation.
+    """
 
     question: Question
     core: SearchQACore
@@ -153,8 +160,7 @@ class _Episode:
         if not self.answering and self.lookup is not None:
             gold = self.steps[self.searched]["answer"]
             self.beliefs[gold] = self._read(self.lookup, gold, found)
-            if self.lookup.relation:
-                self.finding = f"{self.lookup.relation} {self.beliefs[gold]}"
+            self.finding = f"{self.lookup.relation} {self.beliefs[gold]}".lstrip()
             self.searched += 1
 
     def demonstration(self) -> Demonstration:
@@ -191,7 +197,7 @@ class _Episode:
         """The step's answer as the teacher reads it.
 
         The gold answer, unless it slips or is on a wrong trail; then a name that the first passage gives for the
-        relation, or any name in it.
+        relation, or any other name in it, or the subject itself where there is none.
         """
         if not lookup.slipped and any(gold in f"{p.title}\n{p.text}" for p in found):
             return gold
@@ -246,13 +252,15 @@ def _gold_steps(question: Question) -> tuple[Mapping[str, Any], ...]:
 def _write(core: SearchQACore, thought: str, action: Action) -> str:
     """One turn in the grammar's own way, checked by reading it back."""
     grammar = core.grammar
-    if isinstance(grammar, TurnWriter):
-        text = grammar.write(thought, action)
-    else:
-        text = f"<think> {thought} </think> <{action.kind}> {action.argument} </{action.kind}>"
+    if not isinstance(grammar, TurnWriter):
+        raise ConfigError(
+            f"the teacher cannot play in the grammar {type(grammar).__name__}, which writes no turns; "
+            "give it a method write(thought, action)"
+        )
+    text = grammar.write(thought, action)
     if (read := grammar.parse(text).action) != action:
         raise ConfigError(
             f"the grammar {type(grammar).__name__} reads the teacher's turn {text!r} as {read}, expected {action}; "
-            "give it a method write(thought, action) that writes turns as it reads them"
+            "its write(thought, action) must write turns as it reads them"
         )
     return text

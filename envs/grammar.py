@@ -178,6 +178,9 @@ _CORRECTIONS = {
     "cut_at_length": "The last turn was too long and was cut off, so nothing of it was executed. Be brief.",
     "misspelt_tag": "Tags must be written exactly as <search>, </search>, <answer> and </answer>.",
 }
+NOTHING_FOUND = "No results were found for this query."
+"""The observation of a search without results."""
+
 _DEFAULT_CORRECTION = (
     "The last turn held no action that could be executed. To search, write the query between <search> and </search>; "
     "to finish, write the answer between <answer> and </answer>."
@@ -220,10 +223,14 @@ class TagGrammar:
         other = action.argument == "no_action" and action.kind == "invalid" and is_other_dialect(text)
         return ParsedTurn(action, reading.span, notes, other)
 
+    def write(self, thought: str, action: Action) -> str:
+        """One turn; :meth:`parse` reads its search or answer back, if the texts hold no tags."""
+        return f"<think> {thought} </think> <{action.kind}> {action.argument} </{action.kind}>"
+
     def results(self, passages: Sequence[Passage]) -> Observation:
         """``\\n\\n<information>Doc 1(Title: T) text\\n...</information>\\n\\n``, tags inside passages neutralised."""
-        docs = [f"Doc {i}(Title: {_plain(p.title)}) {_plain(p.text)}" for i, p in enumerate(passages, start=1)]
-        body = "\n".join(docs) if docs else "No results were found for this query."
+        docs = [f"Doc {i}(Title: {plain(p.title)}) {plain(p.text)}" for i, p in enumerate(passages, start=1)]
+        body = "\n".join(docs) if docs else NOTHING_FOUND
         return Observation("\n\n<information>", body, "</information>\n\n")
 
     def correction(self, reason: str) -> str:
@@ -399,7 +406,7 @@ def _is_wide(character: str) -> bool:
     return unicodedata.east_asian_width(character) in ("W", "F")
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Retrieved text is data: tags of the grammar and chat control tokens inside it lose their angle brackets."""
     bracketed = _ANY_SPELLING.sub(lambda match: f"[{match[0][1:-1]}]", text)
     return _CONTROL_TOKEN.sub("[", bracketed)

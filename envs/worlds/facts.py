@@ -35,7 +35,7 @@ class Facts:
     """Everything that is true in a world.
 
     ``objects[subject][word]`` is the object's index. ``former[subject]`` is a decoy (word, object): who used to fill a
-    relation. ``mentions[subject]`` are entities that its passage names without any relation.
+    relation. ``mentions[subject]`` are entities that it is named together with, without any relation.
     """
 
     entities: tuple[Entity, ...]
@@ -56,7 +56,7 @@ class Facts:
         return self._names.get(name.casefold(), ())
 
     def named_in(self, subject: int) -> set[int]:
-        """Entities that the passage of ``subject`` names."""
+        """Other entities that the passages about ``subject`` name."""
         former = self.former[subject]
         return {*self.objects[subject].values(), *self.mentions[subject], *([former[1]] if former else [])}
 
@@ -72,7 +72,7 @@ def apportion(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def make_facts(entities: Sequence[Entity], *, stream: Stream) -> Facts:
-    """Draw relations and decoys; an entity never stands twice in one passage."""
+    """Draw relations and decoys; what is told about a subject never names an entity twice."""
     by_kind = {kind: [e.index for e in entities if e.kind == kind] for kind in SHARES}
     namesakes: dict[str, list[int]] = {}
     for entity in entities:
@@ -108,7 +108,7 @@ def _draw(
 def _fresh(pool: Sequence[Entity], used: Sequence[Entity], stream: Stream) -> Entity:
     """One of ``pool`` that is not in ``used`` and, if a few tries find one, shares no word of a name with them.
 
-    Otherwise a passage that names X Y and X Z could outrank the passage about X Y.
+    Otherwise a passage about X Z that names X Y could outrank the passage about X Y.
     """
     taken = {word for entity in used for word in entity.words}
     for _ in range(20):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turntree.envs.grammar import Observation, TagGrammar
+from turntree.envs.grammar import NOTHING_FOUND, Observation, TagGrammar, plain
 from turntree.search_backend.passage import Passage
 
 __all__ = ["WorldGrammar"]
@@ -25,19 +26,19 @@ class WorldGrammar(TagGrammar):
     @property
     def fingerprint(self) -> str:
         """Changes with ``think`` and with every text that the grammar writes."""
-        return "world-" + hashlib.sha256(f"{self.think}\0{_NOTICE}\0{_CORRECTION}".encode()).hexdigest()[:12]
+        found = [self.results(passages).text for passages in ([], [Passage("", "t", "x"), Passage("", "t", "y")])]
+        texts = [self.think, self.prompt("?"), *found, _NOTICE, _CORRECTION]
+        return "world-" + hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
     def prompt(self, question: str) -> str:
-        """The question. Raises ``DataError`` when it is empty."""
+        """The question, unchanged. Raises ``DataError`` when it is empty."""
         super().prompt(question)
         return question
 
     def results(self, passages: Sequence[Passage]) -> Observation:
-        """``<information>`` text of the passages ``</information>``, tags inside passages neutralised."""
-        documents = super().results([Passage(p.id, "", p.text) for p in passages]).body
-        for number in range(1, len(passages) + 1):
-            documents = documents.replace(f"Doc {number}(Title: ) ", "", 1)
-        return Observation("<information> ", documents, "</information>")
+        """``<information> text\\n...</information>``: no titles or numbers, tags inside passages neutralised."""
+        body = "\n".join(plain(p.text) for p in passages) if passages else NOTHING_FOUND
+        return Observation("<information> ", body, "</information>")
 
     def correction(self, reason: str) -> str:
         """One sentence for every reason."""
@@ -48,6 +49,6 @@ class WorldGrammar(TagGrammar):
         return _NOTICE
 
     def words(self) -> tuple[str, ...]:
-        """Words that the grammar itself writes, for a tokenizer's vocabulary."""
-        nothing_found = self.results(()).body
-        return tuple(sorted({*_NOTICE.split(), "That", "was", "action", *nothing_found.rstrip(".").split()}))
+        """Words and signs that the grammar itself writes, tags aside, for a tokenizer's vocabulary."""
+        written = re.sub("<.*?>", " ", " ".join((_NOTICE, _CORRECTION, NOTHING_FOUND)))
+        return tuple(sorted(set(re.findall(r"\w+|[^\w\s]", written))))

@@ -15,7 +15,7 @@ Split = Literal["train", "dev", "test"]
 
 _CLASSES = 5
 # A name is a pair (i, j) of word numbers; (i + j) mod 5 decides the split it belongs to, whatever the seed.
-SPLIT_CLASSES: dict[str, tuple[int, ...]] = {"train": (0, 1, 2), "dev": (3,), "test": (4,)}
+SPLIT_CLASSES: dict[Split, tuple[int, ...]] = {"train": (0, 1, 2), "dev": (3,), "test": (4,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def draw_pairs(inventory: NameInventory, n: int, *, split: Split, stream: Stream
     # Half of the split's pairs at the most: names stay a choice, and drawing them stays quick.
     most = side * side * len(SPLIT_CLASSES[split]) // (2 * _CLASSES)
     if n > most:
-        raise ConfigError(f"expected at most {most} entities for these names, found {n}; use profile 'standard'")
+        raise ConfigError(f"expected at most {most} entities, found {n}; ask for fewer, or use style 'prose'")
     pool = min(side, max(16, math.isqrt(16 * n)))
     rows = stream.sample(range(len(firsts)), pool)
     columns = stream.sample(range(len(seconds)), pool)

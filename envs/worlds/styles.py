@@ -10,7 +10,7 @@ from turntree.envs.worlds.names import LONG, SHORT, NameInventory
 from turntree.envs.worlds.schema import RELATIONS, SHARES, YEARS, Relation, relation
 from turntree.envs.worlds.stream import Stream
 
-__all__ = ["STYLES", "Frames", "Style", "StyleName", "Templates", "lexicon", "name_words"]
+__all__ = ["STYLES", "Frames", "Style", "StyleName", "Telling", "Templates", "lexicon", "name_words"]
 
 StyleName = Literal["short", "prose"]
 Templates = Literal["train", "test"]
@@ -18,12 +18,23 @@ Templates = Literal["train", "test"]
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Question templates of one split. ``{np}`` is what is asked for, ``{r}`` a relation, ``{a}`` and ``{b}`` sides."""
+    """Question templates of one split. ``{np}`` is what is asked for, ``{r}`` a relation, ``{a}`` and ``{b}`` sides.
+
+    A style that tells no dates has no ``comparison``.
+    """
 
     who: tuple[str, ...]
     what: tuple[str, ...]
     yes_no: tuple[str, ...]
-    comparison: tuple[str, ...]
+    comparison: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """A text about an entity and the words of the relations that it states."""
+
+    text: str
+    stated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,44 +43,51 @@ class Style:
 
     ``names`` and ``aliases`` are templates by entity type over the name's words ``{f}`` and ``{s}``. ``shared_names``
     is the share of entities that take another entity's two words under another type: near-duplicate titles.
+    ``opening`` begins the one passage about an entity; a style without it has a passage for every fact and decoy.
+    ``year`` tells an entity's date; a style without it has nothing to compare. ``prose`` varies sentences, gives
+    aliases to some entities only, and words test questions in held-out paraphrases.
     """
 
     inventory: NameInventory
     names: dict[str, str]
     aliases: dict[str, str]
     shared_names: float
-    opening: str
     fact: str
     former: str
     mention: str
-    year: str
     frames: dict[Templates, Frames]
     prose: bool
+    opening: str = ""
+    year: str = ""
 
-    def passages(self, entity: Entity, facts: Facts, stream: Stream) -> list[tuple[tuple[str, ...], str]]:
-        """The texts about one entity, each with the words of the relations that it states.
+    def passages(self, entity: Entity, facts: Facts, stream: Stream) -> list[Telling]:
+        """The texts about one entity, its facts and decoys in random order.
 
-        Prose has one text with all relations and the decoys in random order. The short style has one text a relation
-        or decoy: a decoder trained from scratch learns to read a single fact long before it learns to pick one of many.
+        The short style has one text for each: a decoder trained from scratch learns to read a single fact long before
+        it learns to pick one of many.
         """
-        entities, objects = facts.entities, facts.objects[entity.index]
-        sentences = [((w,), self._fact(entity, relation(w), entities[i].name, stream)) for w, i in objects.items()]
-        if former := facts.former[entity.index]:
-            sentences.append(((), self.former.format(s=entity.name, r=former[0], o=entities[former[1]].name)))
-        for i in facts.mentions[entity.index]:
-            sentences.append(((), self.mention.format(s=entity.name, o=entities[i].name)))
-        if self.year:
-            year = self.year.format(s=entity.name, r=YEARS[entity.kind], o=entity.year)
-            sentences.append(((YEARS[entity.kind],), year))
-        stream.shuffle(sentences)
-        if not self.prose:
-            return sentences
-        words = tuple(w for stated, _ in sentences for w in stated)
-        return [(words, " ".join([self._opening(entity), *(text for _, text in sentences)]))]
+        told = self._tellings(entity, facts, stream)
+        stream.shuffle(told)
+        if not self.opening:
+            return told
+        also = f", also known as {entity.aliases[0]}," if entity.aliases else ""
+        opening = self.opening.format(s=entity.name, also=also, k=entity.kind)
+        text = " ".join([opening, *(t.text for t in told)])
+        return [Telling(text, tuple(word for t in told for word in t.stated))]
 
-    def _opening(self, entity: Entity) -> str:
-        also = f", also known as {entity.aliases[0]}," if self.prose and entity.aliases else ""
-        return self.opening.format(s=entity.name, also=also, k=entity.kind)
+    def _tellings(self, entity: Entity, facts: Facts, stream: Stream) -> list[Telling]:
+        """One sentence a fact or decoy; decoys state nothing."""
+        entities = facts.entities
+        objects = facts.objects[entity.index].items()
+        told = [Telling(self._fact(entity, relation(w), entities[i].name, stream), (w,)) for w, i in objects]
+        if former := facts.former[entity.index]:
+            told.append(Telling(self.former.format(s=entity.name, r=former[0], o=entities[former[1]].name)))
+        for i in facts.mentions[entity.index]:
+            told.append(Telling(self.mention.format(s=entity.name, o=entities[i].name)))
+        if self.year:
+            event = YEARS[entity.kind]
+            told.append(Telling(self.year.format(s=entity.name, r=event, o=entity.year), (event,)))
+        return told
 
     def _fact(self, entity: Entity, stated: Relation, name: str, stream: Stream) -> str:
         template = stated.sentence if self.prose and stream.chance(0.5) else self.fact
@@ -92,13 +110,11 @@ _SHORT_FRAMES: dict[Templates, Frames] = {
         ),
         what=("What is {np} ?", "Can you find {np} ?", "Tell me what is {np} .", "I want to know {np} ."),
         yes_no=("Do {a} and {b} have the same {r} ?", "Is the {r} of {a} also the {r} of {b} ?"),
-        comparison=(),
     ),
     "test": Frames(
         who=("Tell me {np} .", "Can you tell me who is {np} ?"),
         what=("Tell me {np} .", "I want to know what is {np} ."),
         yes_no=("Is the {r} of {a} and {b} the same ?",),
-        comparison=(),
     ),
 }
 
@@ -123,11 +139,9 @@ STYLES: dict[StyleName, Style] = {
         names=dict.fromkeys(SHARES, "{f} {s}"),
         aliases={kind: f"{kind} {{f}} {{s}}" for kind in SHARES},
         shared_names=0.0,
-        opening="",
         fact="The {r} of {s} is {o} .",
         former="The former {r} of {s} is {o} .",
         mention="{s} is often seen with {o} .",
-        year="",
         frames=_SHORT_FRAMES,
         prose=False,
     ),
@@ -175,7 +189,7 @@ def lexicon() -> tuple[list[str], list[str]]:
     """
     style = STYLES["short"]
     frames = [t for f in style.frames.values() for t in (*f.who, *f.what, *f.yes_no)]
-    texts = [*frames, style.opening, style.fact, style.former, style.mention, "the of"]
+    texts = [*frames, style.fact, style.former, style.mention, "the of"]
     words = {w for text in texts for w in text.split() if "{" not in w}
     words.update(_AGENT_WORDS, SHARES, (r.word for r in RELATIONS))
     return sorted(words), sorted(style.inventory.syllables)

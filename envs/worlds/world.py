@@ -32,7 +32,7 @@ class WorldConfig:
     """Size and kind of a world.
 
     ``mix`` rows are (kind, hops, weight): ``hops`` counts gold steps, weights are relative. ``lectures`` is the
-    percentage of entities that get a second passage, which names them in its title but states none of their relations.
+    percentage of entities that get one more passage, which names them in its title but states none of their relations.
     """
 
     profile: str
@@ -53,8 +53,10 @@ class WorldConfig:
             raise ConfigError(f"expected questions >= 0 and positive weights, found {self.questions} and {self.mix}")
         if any(hops < 1 for _, hops, _ in self.mix):
             raise ConfigError(f"expected at least one hop, found {self.mix}")
-        if self.style == "short" and any(kind == "comparison" for kind, *_ in self.mix):
-            raise ConfigError("the short style states no dates to compare; use style 'prose' for comparison questions")
+        if not STYLES[self.style].year and any(kind == "comparison" for kind, *_ in self.mix):
+            raise ConfigError(
+                f"the {self.style} style tells no dates to compare; use style 'prose' for comparison questions"
+            )
 
 
 PROFILES = {
@@ -209,9 +211,9 @@ def _passages(
         return passages[-1].id
 
     for entity in facts.entities:
-        for words, text in style.passages(entity, facts, stream):
-            id = add(entity.name, text)
-            stated |= {(entity.index, word): id for word in words}
+        for told in style.passages(entity, facts, stream):
+            id = add(entity.name, told.text)
+            stated |= {(entity.index, word): id for word in told.stated}
     for entity in stream.sample(facts.entities, len(facts.entities) * config.lectures // 100):
         add(*_lecture(entity, facts.entities, stream))
     return passages, stated

@@ -139,6 +139,15 @@ def test_another_grammar_writes_its_own_turns(backend: BM25Backend, world: World
     assert "<" not in shown.turns[0].text
 
 
+def test_a_grammar_that_writes_no_turns_is_named(backend: BM25Backend, world: World) -> None:
+    class Mute(TagGrammar):
+        write = None  # type: ignore[assignment]
+
+    assert not isinstance(Mute(), TurnWriter)
+    with pytest.raises(ConfigError, match=r"Mute, which writes no turns; .* write\(thought, action\)"):
+        trajectories(SearchQACore(backend, grammar=Mute()), world.questions[:1], teacher=Teacher(), seed=0)
+
+
 def test_a_grammar_that_cannot_read_the_turns_is_named(backend: BM25Backend, world: World) -> None:
     class Deaf(TagGrammar):
         def parse(self, text: str) -> ParsedTurn:
@@ -146,6 +155,26 @@ def test_a_grammar_that_cannot_read_the_turns_is_named(backend: BM25Backend, wor
 
     with pytest.raises(ConfigError, match=r"Deaf .* write\(thought, action\)"):
         trajectories(SearchQACore(backend, grammar=Deaf()), world.questions[:1], teacher=Teacher(), seed=0)
+
+
+def test_thoughts_carry_what_was_found(core: SearchQACore, world: World) -> None:
+    """A thought starts with the newest finding; the answer's thought is the last one."""
+    for teacher in (Teacher(), Teacher(laziness=0.4)):
+        played = trajectories(core, world.questions, teacher=teacher, seed=0)
+        for question, shown in zip(world.questions, played, strict=True):
+            path = question.metadata["steps"]
+            thoughts = [turn.text.partition(" </think>")[0].removeprefix("<think> ") for turn in shown.turns]
+            found = [f"{s['relation']} {s['answer']}" for s in path[: len(thoughts) - 1]]
+            wanted = [f"find the {s['relation']} of {s['subject']}" for s in path[: len(thoughts) - 1]]
+            later = [f"{f} . {w}" for f, w in zip(found, wanted[1:])]
+            assert thoughts == [wanted[0], *later, found[-1]]
+
+
+def test_an_erring_teachers_thoughts_carry_its_mistakes(core: SearchQACore, world: World) -> None:
+    for shown in trajectories(core, world.questions, teacher=Teacher(error=1.0), seed=0):
+        for turn, following in zip(shown.turns, shown.turns[1:]):
+            asked = turn.text.partition("find the ")[2].partition(" of ")[0]
+            assert following.text.startswith(f"<think> {asked} ")
 
 
 def test_steps_may_lack_subject_and_relation(core: SearchQACore, world: World) -> None:

@@ -127,6 +127,17 @@ def test_reading_takes_linear_time(piece: str) -> None:
     assert time.process_time() - start < 10
 
 
+TAGLESS = st.text(max_size=20).map(lambda text: re.sub(r"[<>]", "", text))
+
+
+@given(TAGLESS, st.sampled_from(["search", "answer"]), TAGLESS.map(str.strip).filter(bool))
+def test_written_turns_are_read_back(thought: str, kind: str, argument: str) -> None:
+    for grammar in (GRAMMAR, STRICT):
+        parsed = grammar.parse(grammar.write(thought, Action(kind, argument)))
+        assert parsed.action == Action(kind, argument)
+        assert parsed.notes == ()
+
+
 @given(TRANSCRIPTS)
 def test_a_valid_format_is_read_as_an_answer(text: str) -> None:
     """The parser and the judge cannot disagree: a valid one-turn episode answers."""

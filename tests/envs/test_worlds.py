@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from turntree.envs.metrics import exact_match
 from turntree.envs.task import Question
-from turntree.envs.worlds import PROFILES, World, WorldConfig, generate_world, lexicon, load_world
+from turntree.envs.worlds import PROFILES, World, WorldConfig, generate_world, lexicon, load_world, name_words
+from turntree.envs.worlds.names import LONG, SHORT, SPLIT_CLASSES, NameInventory, draw_pairs
 from turntree.envs.worlds.schema import RELATIONS, SHARES
 from turntree.envs.worlds.stream import Stream
 from turntree.envs.worlds.styles import STYLES, Frames
@@ -104,40 +105,51 @@ def test_seed_changes_the_world_and_size_of_the_question_set_does_not(quick: Wor
 
 # -- facts, re-derived from the texts alone ----------------------------------------------------------------------------
 
-_VARIANTS = [(r.word, r.sentence) for r in RELATIONS] + [(r.word, "The {r} of {s} is {o}.") for r in RELATIONS]
+_VARIANTS = [
+    (r.word, template)
+    for r in RELATIONS
+    for template in (r.sentence, "The {r} of {s} is {o}.", "The {r} of {s} is {o} .")
+]
+
+# (title, relation) -> (id of the passage that states it, object)
+Table = dict[tuple[str, str], set[tuple[str, str]]]
 
 
-def stated(world: World) -> dict[tuple[str, str], set[str]]:
-    """(title, relation) -> objects, read from the passages by an own parser."""
-    facts: dict[tuple[str, str], set[str]] = {}
+def stated(world: World) -> Table:
+    """What the passages state, read by an own parser."""
+    facts: Table = {}
     for passage in world.passages:
-        for word, name in re.findall(r"The (\w+) is (\w+ \w+) \.", passage.text):
-            facts.setdefault((passage.title, word), set()).add(name)
         for word, year in re.findall(r"Its (\w+ year) is (\d+)\.", passage.text):
-            facts.setdefault((passage.title, word), set()).add(year)
+            facts.setdefault((passage.title, word), set()).add((passage.id, year))
         for sentence in re.split(r"(?<=\.) ", passage.text):
             for word, template in (v for v in _VARIANTS if v[0] in sentence):
                 pattern = re.escape(template).replace(r"\{s\}", re.escape(passage.title))
-                pattern = pattern.replace(r"\{r\}", word).replace(r"\{o\}", "(.+)")
+                pattern = pattern.replace(r"\{r\}", word).replace(r"\{o\}", r"(.+\w)")
                 if match := re.fullmatch(pattern, sentence):
-                    facts.setdefault((passage.title, word), set()).add(match[1])
+                    facts.setdefault((passage.title, word), set()).add((passage.id, match[1]))
     return facts
 
 
 @pytest.fixture(scope="module")
-def tables(quick: World, standard: World) -> dict[int, dict[tuple[str, str], set[str]]]:
+def tables(quick: World, standard: World) -> dict[int, Table]:
     return {id(quick): stated(quick), id(standard): stated(standard)}
 
 
-def test_every_gold_step_is_the_only_thing_its_passage_states(world: World, tables: dict[int, Any]) -> None:
+def test_the_whole_world_states_every_gold_step_once(world: World, tables: dict[int, Table]) -> None:
     facts = tables[id(world)]
-    by_id = {p.id: p for p in world.passages}
     for question in world.questions:
         for step in steps(question):
-            title = by_id[step["supporting_id"]].title
-            assert title == step["subject"]
-            assert facts[title, step["relation"]] == {step["answer"]}, question
+            assert facts[step["subject"], step["relation"]] == {(step["supporting_id"], step["answer"])}, question
             assert step["query"] == f"{step['subject']} {step['relation']}"
+
+
+def test_quickstart_tells_one_thing_a_passage(quick: World, tables: dict[int, Table]) -> None:
+    told = Counter(id for found in tables[id(quick)].values() for id, _ in found)
+    assert set(told.values()) == {1}
+    assert all(p.text.count(".") == 1 and p.title in p.text for p in quick.passages)
+    # Three relations and a decoy for each entity.
+    assert set(Counter(p.title for p in quick.passages).values()) == {4}
+    assert len(told) == 3 * 180
 
 
 def chains(question: Question) -> list[list[dict[str, str]]]:
@@ -170,8 +182,9 @@ def test_answers_follow_from_the_steps(world: World) -> None:
 
 
 def test_names_and_aliases_are_unique(world: World) -> None:
-    titles = Counter(p.title.casefold() for p in world.passages)
-    assert max(titles.values()) == 1
+    titles = {p.title for p in world.passages}
+    config = world.meta["config"]
+    assert len({t.casefold() for t in titles}) == len(titles) == config["entities"] * (100 + config["lectures"]) // 100
     answers = {q.golden_answers for q in world.questions if len(q.golden_answers[0]) > 3}
     owners: dict[str, set[str]] = {}
     for group in answers:
@@ -188,13 +201,15 @@ def test_aliases_count_as_right(quick: World) -> None:
 
 
 def test_chains_cannot_be_answered_early(world: World) -> None:
-    """The answer stands in no passage of an earlier hop and not in the question; no entity comes twice."""
-    texts = {p.id: p.text for p in world.passages}
+    """The answer stands in no passage about an earlier hop and not in the question; no entity comes twice."""
+    texts: dict[str, str] = {}
+    for passage in world.passages:
+        texts[passage.title] = f"{texts.get(passage.title, '')} {passage.text}"
     for question in world.questions:
         if question.metadata["type"] != "chain":
             continue
         gold, path = question.golden_answers[0], steps(question)
-        assert all(gold not in texts[s["supporting_id"]] for s in path[:-1])
+        assert all(gold not in texts[s["subject"]] for s in path[:-1])
         assert f" {gold} " not in re.sub(r"([.?,])", r" \1 ", f" {question.question} ")
         assert len({s["subject"] for s in path} | {gold}) == len(path) + 1
 
@@ -231,12 +246,30 @@ def test_standard_has_all_kinds_and_hops(standard: World) -> None:
 
 
 def test_hard_negatives_are_there(quick: World, standard: World) -> None:
-    surnames = Counter(p.title.split()[-1] for p in quick.passages)
-    assert sum(n for n in surnames.values() if n > 1) > 100
-    assert sum("former" in p.text for p in quick.passages) > 60
-    assert sum("often seen" in p.text for p in quick.passages) > 60
+    for side in (0, 1):
+        shared = Counter(t.split()[side] for t in {p.title for p in quick.passages})
+        assert sum(n for n in shared.values() if n > 1) > 100
     titles = [p.title for p in standard.passages]
     assert sum(f"{t} Academy" in titles or f"{t} Lecture" in titles for t in titles) > 100
+
+
+def test_decoys_of_quickstart_are_near_duplicates_or_mentions(quick: World, tables: dict[int, Table]) -> None:
+    facts = tables[id(quick)]
+    stating = {id for found in facts.values() for id, _ in found}
+    decoys = Counter[str]()
+    for passage in (p for p in quick.passages if p.id not in stating):
+        former = re.fullmatch(r"The former (\w+) of (\w+ \w+) is (\w+ \w+) \.", passage.text)
+        mention = re.fullmatch(r"(\w+ \w+) is often seen with (\w+ \w+) \.", passage.text)
+        decoys["former" if former else "mention" if mention else "other"] += 1
+        if former:
+            ((_, now),) = facts[passage.title, former[1]]
+            assert former[2] == passage.title
+            assert former[3] != now
+        if mention:
+            assert mention[1] == passage.title != mention[2]
+    assert decoys["other"] == 0
+    assert decoys["former"] > 60
+    assert decoys["mention"] > 60
 
 
 def test_quickstart_texts_are_short_and_closed(quick: World) -> None:
@@ -256,10 +289,23 @@ def test_quickstart_texts_are_short_and_closed(quick: World) -> None:
             assert word[2:] in syllables
 
 
-@pytest.mark.parametrize("seed", range(3))
+def test_name_words_are_all_words_of_names(quick: World) -> None:
+    words = name_words()
+    assert words == sorted(set(words))
+    assert len(words) == 2 * 200
+    assert {w.casefold() for w in words}.isdisjoint({w.casefold() for w in lexicon()[0]})
+    syllables = set(lexicon()[1])
+    assert all({word[:2], word[2:]} <= syllables for word in words)
+    split_worlds = [generate_world("quickstart", seed=2, split=s, questions=0) for s in SPLIT_CLASSES]
+    assert {w for made in (quick, *split_worlds) for p in made.passages for w in p.title.split()} <= set(words)
+
+
+@pytest.mark.parametrize("entities", [180, 2500])
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_gold_passages_come_first_in_quickstart(seed: int, split: Any) -> None:
-    assert hit_rate(generate_world("quickstart", seed=seed, split=split, questions=400), k=1) >= 0.98
+def test_gold_passages_come_first_in_quickstart(split: Any, entities: int) -> None:
+    for seed in range(3 if entities == 180 else 1):
+        world = generate_world("quickstart", seed=seed, split=split, entities=entities, questions=400)
+        assert hit_rate(world, k=1) >= 0.98
 
 
 def test_gold_passages_are_among_three_in_standard(standard: World) -> None:
@@ -283,6 +329,26 @@ def names(world: World) -> set[str]:
     known = {w for side in STYLES[world.meta["config"]["style"]].inventory.words() for w in side}
     out = {p.title for p in world.passages}
     return out | {" ".join(w for w in p.title.split() if w in known) for p in world.passages}
+
+
+@pytest.mark.parametrize(("split", "most"), [("train", 12_000), ("dev", 4000), ("test", 4000)])
+def test_names_run_out_at_half_of_a_splits_pairs(split: Any, most: int) -> None:
+    firsts, seconds = SHORT.words()
+    pairs = draw_pairs(SHORT, most, split=split, stream=Stream(0))
+    assert len(set(pairs)) == most
+    classes = {(firsts.index(first) + seconds.index(second)) % 5 for first, second in pairs}
+    assert classes == set(SPLIT_CLASSES[split])
+    with pytest.raises(ConfigError, match=f"at most {most} entities, found {most + 1}"):
+        draw_pairs(SHORT, most + 1, split=split, stream=Stream(0))
+
+
+@given(st.sampled_from([SHORT, LONG]), st.integers(60, 3000), SPLITS, st.integers())
+@settings(max_examples=25, deadline=None)
+def test_names_are_different_and_share_words(inventory: NameInventory, n: int, split: Any, seed: int) -> None:
+    pairs = draw_pairs(inventory, n, split=split, stream=Stream(seed))
+    assert len(set(pairs)) == n
+    for side in (0, 1):
+        assert len({pair[side] for pair in pairs}) <= 4 * n**0.5 + 1 < n
 
 
 @given(st.integers(), st.integers(), SPLITS, SPLITS)
@@ -369,7 +435,9 @@ def test_own_sizes_work(style: Any, entities: int) -> None:
     config = WorldConfig(profile="own", style=style, entities=entities, questions=30, mix=mix)
     for seed in range(4):
         world = generate_world(config, seed=seed, split="test")
-        assert (len(world.passages), len(world.questions)) == (entities, 30)
+        assert len({p.title for p in world.passages}) == entities
+        assert len(world.passages) == entities * (4 if style == "short" else 1)
+        assert len(world.questions) == 30
 
 
 def test_profiles_are_the_promised_sizes() -> None:
