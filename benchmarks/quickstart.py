@@ -9,11 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+# The folder of a script is not on the path under PYTHONSAFEPATH.
+sys.path.insert(0, str(Path(__file__).parent))
 
 from _common import Figure, run
 
