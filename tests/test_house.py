@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,6 +163,86 @@ def test_the_ground_floors_need_no_torch() -> None:
         if now and name.split(".")[0] in ("torch", "transformers", "tensordict", "torchrl")
     ]
     assert heavy == []
+
+
+# Names and dependencies -----------------------------------------------------------------------------------------------
+
+PUBLIC = [
+    *(
+        "turntree.search_backend:BM25Backend",
+        "turntree.search_backend:Passage",
+        "turntree.search_backend:SearchBackend",
+    ),
+    *("turntree.search_backend:load_corpus", "turntree.search_backend:save_corpus"),
+    *("turntree.envs:SearchQAEnv", "turntree.envs:TurnEnv", "turntree.envs:Question", "turntree.envs:Snapshot"),
+    *("turntree.envs:TagGrammar", "turntree.envs:register_envs"),
+    *("turntree.envs.check:check_fork", "turntree.envs.datasets:load_questions"),
+    *("turntree.envs.metrics:exact_match", "turntree.envs.metrics:f1_score", "turntree.envs.metrics:sub_exact_match"),
+    *("turntree.envs.worlds:generate_world", "turntree.envs.worlds:load_world"),
+    *("turntree.agents:Dialogue", "turntree.agents:load_model", "turntree.agents:save_model"),
+    *("turntree.agents.engines:Engine", "turntree.agents.engines:HFEngine", "turntree.agents.engines:ScriptedEngine"),
+    *("turntree.agents.engines:Prefix", "turntree.agents.engines:Request", "turntree.agents.engines:SamplingParams"),
+    *("turntree.trainers:train", "turntree.trainers:TrainResult", "turntree.trainers.rollout:grow"),
+    *("turntree.trainers:credit", "turntree.trainers:expansion", "turntree.trainers:objectives"),
+    *("turntree.trainers.tree:Node", "turntree.trainers.tree:Tree", "turntree.trainers.tree:Group"),
+]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names(name: str) -> None:
+    """What users may import, each in an interpreter's ordinary way: ``from module import name``."""
+    module, _, attribute = name.partition(":")
+    scope: dict[str, Any] = {}
+    exec(f"from {module} import {attribute}", scope)
+    assert scope[attribute] is not None
+    everything = getattr(importlib.import_module(module), "__all__", None)
+    assert everything is None or attribute in everything or f"{module}.{attribute}" in sys.modules
+
+
+def test_every_room_offers_what_it_lists() -> None:
+    for file in modules():
+        inside = file.relative_to(ROOT / "src" if "src" in file.parts else ROOT).with_suffix("")
+        parts = [part for part in inside.parts if part not in ("__init__", "turntree")]
+        module = importlib.import_module(".".join(["turntree", *parts]))
+        listed = getattr(module, "__all__", [])
+        assert sorted(set(listed)) == sorted(listed)
+        assert [name for name in listed if not hasattr(module, name)] == [], module.__name__
+
+
+def test_importing_trainers_alone_is_light() -> None:
+    code = "import sys, turntree.trainers; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# Needed by what we call in other packages: chat templates of transformers, torch.utils.tensorboard, GGUF folders.
+INDIRECT = {"jinja2", "tensorboard", "gguf"}
+
+
+def test_dependencies_are_what_is_imported() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    core = {_distribution(line) for line in project["dependencies"]}
+    extras = {
+        _distribution(r) for name, rows in project["optional-dependencies"].items() if name != "dev" for r in rows
+    }
+    owners = importlib.metadata.packages_distributions()
+    eager, lazy = set[str](), set[str]()
+    for file in modules():
+        for name, line, now in imports(file):
+            package = name.split(".")[0]
+            if package not in sys.stdlib_module_names and package not in ("turntree", "__future__"):
+                assert package in owners, f"{file.relative_to(ROOT)}, line {line}: {package} is not installed"
+                (eager if now else lazy).add(_distribution(owners[package][0]))
+    assert eager - core == set()
+    assert lazy - core - extras == set()
+    assert (core | extras) - eager - lazy == INDIRECT
+    assert core.isdisjoint(extras)
+
+
+def _distribution(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match, requirement
+    return re.sub(r"[-_.]+", "-", match[0]).lower()
 
 
 def test_every_module_says_what_it_is_and_postpones_annotations() -> None:
