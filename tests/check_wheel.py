@@ -54,10 +54,10 @@ def main() -> None:
         (wheel,) = folder.glob("turntree-*.whl")
         venv.create(folder / "venv", with_pip=False)
         python = folder / "venv" / "bin" / "python"
-        where = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-        site = Path(subprocess.check_output(where, text=True).strip())
+        where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        site = Path(subprocess.check_output([python, "-c", where], text=True).strip())
         run(*PIP, "--python", python, "install", *QUIETLY, wheel, cwd=folder)
-        # A plain path line after the wheel's own folder: third-party packages only, since no editable hook loads from it.
+        # A plain path after the wheel's own folder: third-party packages only, no editable hook loads from it.
         (site / "zz_borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
         run(python, "-c", PROBE, site, cwd=folder, env=env)
         turntree = folder / "venv" / "bin" / "turntree"
