@@ -230,6 +230,8 @@ OWN = {
     "credit": ["env.grammar=users_rules:Babble", "reward.name=users_rules:busy", "algorithm.credit=users_rules:halved",
                "algorithm.credit_args.factor=0"],
     "expansion": ["algorithm.expansion=users_rules:root_only", "algorithm.trees=1"],
+    "loss": ["env.grammar=users_rules:Babble", "algorithm.loss=users_rules:flat", "algorithm.entropy_coef=0",
+             "algorithm.kl_coef=0"],
 }  # fmt: skip
 
 CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
@@ -238,6 +240,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "scorer": lambda row: row["reward/mean"] == 0.25,
     "credit": lambda row: row["train/loss_objective"] == 0 < row["rollout/mixed_groups"],
     "expansion": lambda row: row["budget/trajectories"] == 4 * 3,
+    "loss": lambda row: row["train/loss_objective"] >= 7 and row["train/grad_norm"] == 0,
 }
 
 

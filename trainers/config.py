@@ -161,6 +161,7 @@ class AlgorithmConfig:
     credit_args: dict[str, Any] = opt({}, "keyword arguments of the credit rule.")
     min_scored_leaves: int = opt(2, "groups with fewer scored leaves are dropped and counted.")
     shared_turns: str = opt("per_leaf", "weight of a turn shared by leaves: per_leaf (1) or once (1 / leaves).")
+    loss: str = opt("", "import path of a policy loss f(occurrences, denominators) -> PolicyLoss ('' : clipped ratio).")
     ratio: str = opt("token", "level of the importance ratio: token, turn or sequence (geometric means).")
     clip_low: float = opt(0.2, "ratios are clipped below 1 - clip_low.")
     clip_high: float = opt(0.2, "ratios are clipped above 1 + clip_high.")

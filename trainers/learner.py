@@ -47,7 +47,7 @@ from turntree.trainers.checkpoint import (
     save_checkpoint,
 )
 from turntree.trainers.collector import Collected, PromptStream, TreeCollector, by_node
-from turntree.trainers.compose import compose
+from turntree.trainers.compose import compose, import_object
 from turntree.trainers.config import RunConfig
 from turntree.trainers.evaluate import Evaluation, evaluate
 from turntree.trainers.forward import check_packed
@@ -278,6 +278,7 @@ class _Run:
             entropy_coef=algorithm.entropy_coef,
             temperature=self.config.sampling.temperature,
             importance_cap=self.config.trainer.importance_cap,
+            loss=import_object(algorithm.loss, option="algorithm.loss") if algorithm.loss else None,
         )
 
     def _stepper(self) -> PolicyStepper:
