@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
@@ -13,6 +14,8 @@ __all__ = ["ByteTokenizer", "Tokenizer", "decode", "encode", "end_ids", "special
 
 # Fast tokenizers keep split_special_tokens as state, which two threads would overwrite for each other.
 _ENCODING = threading.Lock()
+# Half of a UTF-16 pair: JSON files can hold it, UTF-8 and tokenizers cannot.
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer(Protocol):
@@ -44,10 +47,11 @@ def encode(tokenizer: Tokenizer, text: str, *, allow_special: bool = False) -> t
     """Token ids of ``text`` alone: nothing is added in front or behind.
 
     Unless ``allow_special``, text that looks like a special token (``<|im_end|>`` in a web page) is tokenised as
-    ordinary characters, so that data cannot end a turn or open a new role.
+    ordinary characters, so that data cannot end a turn or open a new role. A lone surrogate is read as U+FFFD.
     """
     if not text:
         return ()
+    text = _LONE_SURROGATE.sub("\ufffd", text)
     with _ENCODING:
         return tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not allow_special))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -12,6 +13,8 @@ from turntree.errors import ConfigError
 
 __all__ = ["ObservationLimit", "Tokenizer"]
 
+# Half of a UTF-16 pair: JSON files can hold it, tokenizers read U+FFFD instead.
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _PROBE = "The quick brown fox, 1984: café, 红楼梦 👍 <information></information>\n"
 
 
@@ -44,7 +47,7 @@ class ObservationLimit:
 
     def ids(self, text: str) -> list[int]:
         """Token ids of ``text`` alone."""
-        found = self._tokenizer.encode(text, **self._encode_options)
+        found = self._tokenizer.encode(_LONE_SURROGATE.sub("\ufffd", text), **self._encode_options)
         return [int(i) for i in getattr(found, "ids", found)]
 
     def fits(self, text: str) -> bool:

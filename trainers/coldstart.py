@@ -138,4 +138,4 @@ def _save_demonstrations(path: Path, demos: Sequence[Demonstration]) -> None:
     with atomic_file(path) as handle:
         for demo in demos:
             row: dict[str, Any] = asdict(demo)
-            handle.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
+            handle.write((json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))

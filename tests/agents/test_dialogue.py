@@ -129,6 +129,14 @@ def test_any_text_survives_and_data_makes_no_special_token(users: list[str], tur
     assert specials == 3 + (4 * len(turns) if style else 0)
 
 
+def test_a_lone_surrogate_is_read_as_the_replacement_character() -> None:
+    for tokenizer in (ByteTokenizer(), build_tokenizer(["who", "?"])):
+        assert encode(tokenizer, "a\ud800b") == encode(tokenizer, "a\ufffdb")
+        dialogue = Dialogue(tokenizer)
+        assert dialogue.prompt_ids("who \udfff?") == dialogue.prompt_ids("who \ufffd?")
+        assert decode(tokenizer, dialogue.observation_ids("x \ud800", after=())) == "x \ufffd"
+
+
 def test_inline_observation_is_plain_text_without_beginning_of_text() -> None:
     tokenizer = hf_tokenizer(CHATML)
     tokenizer.bos_token = "<|im_start|>"

@@ -111,3 +111,12 @@ def test_the_limit_and_its_tokenizer_are_part_of_the_fingerprint(make_env: Calla
     }
     prints |= {make_env().core.fingerprint, make_env(max_observation_tokens=501, tokenizer=Bytes()).core.fingerprint}
     assert len(prints) == 4
+
+
+def test_a_lone_surrogate_counts_as_the_replacement_character() -> None:
+    rule = ObservationLimit(45, Bytes())
+    assert rule.ids("\ud800") == rule.ids("\ufffd")
+    observation, cut = rule.cut(Observation(HEAD, "x\ud800" * 40, TAIL))
+    assert cut
+    assert rule.fits(observation.text)
+    assert observation.body.startswith("x\ud800x")
