@@ -7,6 +7,7 @@ parts are non-tensor data.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +28,11 @@ from turntree.trainers.seeds import derive_seed
 from turntree.trainers.tree import Group, Node
 
 __all__ = ["Collected", "PromptStream", "TreeCollector", "by_node", "mismatch", "rollout_metrics"]
+
+_log = logging.getLogger(__name__)
+
+UNPARSED_ALARM = 0.1
+"""Share of turns in another dialect from which on prompt and grammar are taken not to fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +163,7 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
         for rows, minibatch in zip(slices, minibatches, strict=True):
             write_advantages(minibatch, replace(advantages, values=advantages.values[rows]))
         metrics = {**rollout_metrics(kept), **mismatch(packs), "seconds/score": time.monotonic() - start}
+        _warn_unparsed(step, metrics["actions/unparsed_frac"])
         return Collected(step, replace(rollout, stats=kept.stats), kept.groups, minibatches, advantages, metrics)
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
@@ -205,6 +212,7 @@ def rollout_metrics(rollout: Rollout) -> dict[str, float]:
     """Means over the scored leaves of ``rollout`` (NaN without any) and what growing it took.
 
     ``rollout/mixed_groups`` is the share of groups whose rewards differ: only these teach a group-relative rule.
+    ``actions/unparsed_frac`` is the share of turns that look like a call in another dialect than the grammar's.
     """
     rewards = [[float(leaf.reward or 0.0) for leaf in group.scored_leaves()] for group in rollout.groups]
     leaves = [leaf for group in rollout.groups for leaf in group.scored_leaves()]
@@ -217,8 +225,19 @@ def rollout_metrics(rollout: Rollout) -> dict[str, float]:
         "rollout/answered": _mean(float(leaf.status == "answered") for leaf in leaves),
         "rollout/mixed_groups": _mean(float(max(group) > min(group)) for group in rewards if group),
         "rollout/entropy": _mean(node.entropy for node in turns),
+        "actions/unparsed_frac": _mean(float(bool(node.info.get("other_dialect"))) for node in turns),
         **{f"budget/{key}": float(value) for key, value in rollout.stats.as_dict().items()},
     }
+
+
+def _warn_unparsed(step: int, share: float) -> None:
+    if share > UNPARSED_ALARM:
+        _log.warning(
+            "step %d: %.0f %% of the turns look like calls in another dialect and were not executed; give the model a "
+            "prompt that teaches the grammar, or set env.grammar to the one it speaks",
+            step,
+            100 * share,
+        )
 
 
 def _mean(values: Iterable[float]) -> float:

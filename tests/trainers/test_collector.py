@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDictBase
 
 from turntree.agents.engines.hf import HFEngine
-from turntree.envs.task import Question
+from turntree.envs.task import FrozenDict, Question
 from turntree.trainers.build import Bench, Task, build_bench, build_task, growth_plan, limits, rollout_sampling
 from turntree.trainers.collector import Collected, PromptStream, TreeCollector, by_node, rollout_metrics
 from turntree.trainers.config import RunConfig
@@ -220,3 +220,18 @@ def test_mixed_groups_are_those_whose_rewards_differ(random_groups: MakeGroups) 
         leaf.reward = 0.5
     mixed = sum(len({leaf.reward for leaf in g.scored_leaves()}) > 1 for g in groups)
     assert rollout_metrics(Rollout(tuple(groups), RolloutStats()))["rollout/mixed_groups"] == mixed / 4 < 1
+
+
+def test_c13_turns_in_another_dialect_are_counted_and_warned_about(
+    make_config: Callable[..., RunConfig], bench: Bench, task: Task, caplog: pytest.LogCaptureFixture
+) -> None:
+    collector = collector_of(make_config(), bench, task)
+    rollout = collector.rollout(collector.stream.step(0))
+    assert collector.prepare(0, rollout).metrics["actions/unparsed_frac"] == 0
+    assert not caplog.records
+    turns = [n for group in rollout.groups for tree in group.trees for n in tree.nodes() if n.turn_ids]
+    for node in turns[: len(turns) // 2]:
+        node.info = FrozenDict({**node.info, "other_dialect": True})
+    metrics = collector.prepare(1, rollout).metrics
+    assert metrics["actions/unparsed_frac"] == len(turns) // 2 / len(turns)
+    assert "another dialect" in caplog.text

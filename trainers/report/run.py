@@ -11,7 +11,7 @@ from turntree.errors import DataError
 from turntree.trainers.atomic import atomic_file
 from turntree.trainers.report.plots import Series, plot_curve
 from turntree.trainers.report.viewer import render_tree_html
-from turntree.trainers.run_folder import RunFolder
+from turntree.trainers.run_folder import RunFolder, read_metrics
 from turntree.trainers.store import StoredTree, TreeStore
 
 __all__ = ["list_trees", "step_note", "write_curve", "write_report", "write_tree"]
@@ -31,7 +31,7 @@ def step_note(metrics: Mapping[str, float]) -> str:
 
 
 def write_report(path: Path) -> None:
-    """Write ``curve.png`` (where the run validated) and ``tree.html`` (where it stored trees)."""
+    """Write ``curve.png`` (where a step was finished) and ``tree.html`` (where trees were stored)."""
     run = RunFolder.open(path)
     write_curve(run)
     if TreeStore(run.trees).steps():
@@ -39,9 +39,13 @@ def write_report(path: Path) -> None:
 
 
 def write_curve(run: RunFolder) -> None:
-    """EM on the validation questions against generated tokens, with 95 % intervals."""
+    """EM on the validation questions against generated tokens, with 95 % intervals.
+
+    A run without validation gets the EM of its rollouts.
+    """
     points = list(_validations(run))
     if not points:
+        _write_rollout_curve(run)
         return
     series = Series(
         label="validation",
@@ -52,6 +56,13 @@ def write_curve(run: RunFolder) -> None:
     )
     cold = points[0]["em"] if points[0]["step"] == 0 else None
     plot_curve(run.curve_file, [series], cold_start=cold, title="Exact match on unseen questions")
+
+
+def _write_rollout_curve(run: RunFolder) -> None:
+    rows = [row for row in read_metrics(run.metrics_file) if "rollout/em" in row]
+    if rows:
+        x, y = ([_number(row[key]) for row in rows] for key in ("total/generated_tokens", "rollout/em"))
+        plot_curve(run.curve_file, [Series("rollouts", x, y)], title="Exact match of the training rollouts")
 
 
 def _validations(run: RunFolder) -> Iterator[dict[str, Any]]:
