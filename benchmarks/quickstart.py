@@ -25,6 +25,7 @@ from turntree.trainers.coldstart import cold_start
 from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
 from turntree.trainers.quickstart import Stages, quickstart, score
+from turntree.trainers.run_folder import RunFolder
 
 QUICK = ("sft.steps=150", "trainer.steps=6", "trainer.eval_every=0")
 SHARED = ("worlds", "initial-model", "cold-start", "evaluation-before")
@@ -88,6 +89,7 @@ def chain_grpo(tokens: int, out: Path, seed: int, stages: Stages, args: argparse
         out, seed, args, f"trainer.steps={ENDLESS}", f"trainer.max_generated_tokens={tokens}", "resume=true"
     )
     config = replace(config, algorithm=replace(compose(["algorithm=grpo"]).algorithm, kl_coef=0.0))
+    RunFolder.create(out, config)
     for name in SHARED:
         shutil.copytree(stages.root / name, out / name)
     return quickstart(config)
