@@ -98,9 +98,10 @@ def test_links_are_committed_as_links() -> None:
 
 @pytest.mark.parametrize("kind", ["missing", "plain file"])
 def test_a_dropped_link_is_named_with_its_cure(tmp_path: Path, kind: str) -> None:
-    """What a zip download makes of the checkout."""
-    package = tmp_path / "turntree"
-    package.mkdir()
+    """What a zip download makes of the checkout: neither an import nor a build goes on."""
+    package = tmp_path / "src" / "turntree"
+    package.mkdir(parents=True)
+    shutil.copy(ROOT / "setup.py", tmp_path)
     shutil.copy(ROOT / "src" / "turntree" / "__init__.py", package)
     for room in ROOMS:
         if room != "agents":
@@ -108,15 +109,12 @@ def test_a_dropped_link_is_named_with_its_cure(tmp_path: Path, kind: str) -> Non
             (package / room / "__init__.py").write_text("")
         elif kind == "plain file":
             (package / room).write_text("../../agents")
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import turntree"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "ImportError: turntree/agents should be a link to the folder agents/" in done.stderr
-    assert "clone with git" in done.stderr
+    importing = ["-S", "-c", f"import sys; sys.path.insert(0, {str(package.parent)!r}); import turntree"]
+    for command in (importing, ["setup.py", "--name"]):
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode == 1
+        assert "ImportError: turntree/agents should be a link to the folder agents/" in done.stderr
+        assert "clone with git" in done.stderr
 
 
 # Imports --------------------------------------------------------------------------------------------------------------
