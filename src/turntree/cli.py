@@ -97,12 +97,13 @@ def evaluate(overrides: tuple[str, ...]) -> None:
     "--split", type=click.Choice(["train", "dev", "test"]), default="train", show_default=True,
     help="Splits never share a full name; test also uses paraphrases held out from train.",
 )  # fmt: skip
+@click.option("--entities", type=int, default=None, help="Number of entities (default: the profile's).")
 @click.option("--questions", type=int, default=None, help="Number of questions (default: the profile's).")
-def world(out: Path, seed: int, profile: str, split: Split, questions: int | None) -> None:
+def world(out: Path, seed: int, profile: str, split: Split, entities: int | None, questions: int | None) -> None:
     """Generate a fictional multi-hop world: corpus.jsonl, questions.jsonl, meta.json."""
     from turntree.commands import run_world
 
-    run_world(out, seed=seed, profile=profile, split=split, questions=questions)
+    run_world(out, seed=seed, profile=profile, split=split, entities=entities, questions=questions)
 
 
 @cli.command()

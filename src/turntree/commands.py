@@ -156,11 +156,11 @@ def _free(path: Path) -> Path:
     return free
 
 
-def run_world(out: Path, *, seed: int, profile: str, split: Split, questions: int | None) -> None:
+def run_world(out: Path, *, seed: int, profile: str, split: Split, entities: int | None, questions: int | None) -> None:
     """``turntree world``."""
     from turntree.envs.worlds import generate_world
 
-    world = generate_world(profile, seed=seed, split=split, questions=questions)
+    world = generate_world(profile, seed=seed, split=split, entities=entities, questions=questions)
     world.save(out)
     say(f"{len(world.passages)} passages, {len(world.questions)} questions -> {out}")
 
