@@ -20,9 +20,10 @@ __all__ = ["count_parameters", "is_model_folder", "load_model", "load_tokenizer"
 def load_model(path: str | Path, *, dtype: str = "float32", device: str | torch.device = "cpu") -> tuple[Any, Any]:
     """A causal language model in eval mode and its tokenizer, from a folder or a hub name (``owner/name``).
 
-    ``dtype`` is ``float32``, ``bfloat16`` or ``float16``. Raises ``ConfigError`` when there is no such model.
+    ``dtype`` is ``float32``, ``bfloat16`` or ``float16``. Raises ``ConfigError`` when there is no such model or device.
     """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -32,9 +33,13 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str | torch.
     try:
         with quiet_progress():
             model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=kinds[dtype])
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"cannot load a causal language model from {name}: {error}") from error
-    return model.to(device).eval(), load_tokenizer(path)
+    try:
+        model = model.to(device)
+    except (AssertionError, RuntimeError) as error:  # an unknown name, or torch was built without it
+        raise ConfigError(f"cannot put the model on device {str(device)!r}: {error}") from error
+    return model.eval(), load_tokenizer(path)
 
 
 def load_tokenizer(path: str | Path) -> Any:

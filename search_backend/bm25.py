@@ -53,8 +53,9 @@ class BM25Settings:
     stop_words: bool = True
 
     def __post_init__(self) -> None:
-        if not (self.k1 >= 0 and 0 <= self.b <= 1):
-            raise ConfigError(f"BM25: expected k1 >= 0 and 0 <= b <= 1, found k1={self.k1}, b={self.b}")
+        numbers = all(isinstance(value, (int, float)) for value in (self.k1, self.b))
+        if not (numbers and self.k1 >= 0 and 0 <= self.b <= 1):
+            raise ConfigError(f"BM25: expected k1 >= 0 and 0 <= b <= 1, found k1={self.k1!r}, b={self.b!r}")
 
 
 class _Options(TypedDict, total=False):

@@ -75,6 +75,7 @@ def build_bench(config: RunConfig) -> Bench:
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     model, tokenizer = load_model(Path(config.model.path), dtype=config.model.dtype, device=config.trainer.device)
+    _check_context(config, model)
     dialogue = Dialogue(tokenizer, style=cast("Style", config.model.dialogue))
     engine = HFEngine(
         model,
@@ -83,6 +84,16 @@ def build_bench(config: RunConfig) -> Bench:
         max_cached_tokens=config.engine.max_cached_tokens,
     )
     return Bench(model, tokenizer, dialogue, engine)
+
+
+def _check_context(config: RunConfig, model: PreTrainedModel) -> None:
+    """Refuse a context that the model has no positions for, instead of failing the trajectories that reach it."""
+    positions, limit = getattr(model.config, "max_position_embeddings", None), config.sampling.max_context_tokens
+    if positions is not None and limit > positions:
+        raise ConfigError(
+            f"sampling.max_context_tokens={limit}, but the model in {config.model.path} has {positions} positions; "
+            f"set it to at most {positions}"
+        )
 
 
 def build_task(config: RunConfig, tokenizer: Any, *, questions: str, corpus: str = "", option: str) -> Task:

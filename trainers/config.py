@@ -223,7 +223,15 @@ class TrainerConfig:
     device: str = opt("cpu", "torch device of model and engine.")
 
     def __post_init__(self) -> None:
-        for name in ("steps", "prompts_per_step", "epochs", "max_pack_tokens", "save_every", "keep_checkpoints"):
+        for name in (
+            "steps",
+            "prompts_per_step",
+            "epochs",
+            "max_pack_tokens",
+            "save_every",
+            "keep_checkpoints",
+            "store_max_mb",
+        ):
             _at_least(f"trainer.{name}", getattr(self, name), 1)
         for name in ("prompts_per_update", "max_concurrent_trees", "max_generated_tokens", "threads", "eval_questions"):
             _at_least(f"trainer.{name}", getattr(self, name), 1)

@@ -126,6 +126,13 @@ def test_bad_model_folders(tokenizer: Any, tmp_path: Path) -> None:
         load_model(tmp_path)
     with pytest.raises(ConfigError, match="cannot load a tokenizer"):
         load_tokenizer(tmp_path)
+    whole = save_model(build_tiny_model(tokenizer, hidden=32, layers=1), tokenizer, tmp_path / "whole")
+    for device in ("gpu", "cuda:99"):
+        with pytest.raises(ConfigError, match=f"device '{device}'"):
+            load_model(whole, device=device)
+    (whole / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(ConfigError, match="cannot load"):
+        load_model(whole)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("mine")
     with pytest.raises(ConfigError, match="other files"):

@@ -115,6 +115,8 @@ def test_bad_k_is_a_retrieval_error(backend: BM25Backend, k: object) -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match="k1 >= 0"):
         BM25Settings(k1=float("nan"))
+    with pytest.raises(ConfigError, match="k1='high'"):
+        BM25Settings(k1="high")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="stemmer"):
         BM25Backend.from_passages(PASSAGES, stemmer="klingon")
 

@@ -15,6 +15,7 @@ from tensordict import TensorDictBase
 
 from turntree.agents.engines.hf import HFEngine
 from turntree.envs.task import FrozenDict, Question
+from turntree.errors import ConfigError
 from turntree.trainers.build import Bench, Task, build_bench, build_task, growth_plan, limits, rollout_sampling
 from turntree.trainers.collector import Collected, PromptStream, TreeCollector, by_node, rollout_metrics
 from turntree.trainers.config import RunConfig
@@ -235,3 +236,9 @@ def test_c13_turns_in_another_dialect_are_counted_and_warned_about(
     metrics = collector.prepare(1, rollout).metrics
     assert metrics["actions/unparsed_frac"] == len(turns) // 2 / len(turns)
     assert "another dialect" in caplog.text
+
+
+def test_a_context_beyond_the_models_positions_is_refused(make_config: Callable[..., RunConfig]) -> None:
+    with pytest.raises(ConfigError, match=r"max_context_tokens=2049.*has 2048 positions"):
+        build_bench(make_config("sampling.max_context_tokens=2049"))
+    build_bench(make_config("sampling.max_context_tokens=2048"))

@@ -60,6 +60,7 @@ def test_overrides_reach_nested_and_free_form_options() -> None:
         ("algorithm=at2p", ["at2p", "at2po"]),
         ("trainer.steps=x", ["trainer.steps=x", "Integer"]),
         ("trainer.steps=0", ["trainer.steps=0", ">= 1"]),
+        ("trainer.store_max_mb=0", ["trainer.store_max_mb=0", ">= 1"]),
         ("model.dtype=float8", ["model.dtype", "bfloat16"]),
         ("trainer.steps", ["key=value"]),
         ("algorithm.rounds=1 algorithm.expansions=0", ["algorithm.rounds=1"]),
