@@ -16,7 +16,7 @@ from turntree.envs.metrics import exact_match, f1_score, sub_exact_match
 from turntree.envs.task import Question
 from turntree.trainers.atomic import atomic_file, write_json
 from turntree.trainers.rollout import GrowthPlan, Limits, Prompt, Rollout, grow
-from turntree.trainers.stats import bootstrap_mean
+from turntree.trainers.stats import bootstrap_mean, share_interval
 from turntree.trainers.tree import Node
 
 __all__ = ["EvalRow", "Evaluation", "evaluate"]
@@ -53,12 +53,15 @@ class Evaluation:
     seed: int
 
     def summary(self) -> dict[str, Any]:
-        """Means over the scored questions with 95 % bootstrap intervals; ``failed`` questions are not scored."""
+        """Means over the scored questions with 95 % intervals; ``failed`` questions are not scored.
+
+        The intervals are Wilson's for EM and sub-EM, which are shares, and a bootstrap for F1.
+        """
         scored = [row for row in self.rows if row.status != "failed"]
         out: dict[str, Any] = {"n": len(scored), "failed": len(self.rows) - len(scored)}
         for key in ("em", "f1", "sub_em"):
             values = [float(getattr(row, key)) for row in scored]
-            interval = bootstrap_mean(values, seed=self.seed)
+            interval = bootstrap_mean(values, seed=self.seed) if key == "f1" else share_interval(values)
             out[key] = interval.mean
             out[f"{key}_low"], out[f"{key}_high"] = interval.low, interval.high
         for key in ("turns", "searches", "generated_tokens", "format_valid"):

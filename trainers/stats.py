@@ -1,8 +1,9 @@
-"""Bootstrap confidence intervals for means over questions."""
+"""Confidence intervals for means over questions: bootstrap in general, Wilson's for shares."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from turntree.errors import ConfigError, DataError
 
-__all__ = ["Interval", "PairedDifference", "bootstrap_mean", "paired_difference"]
+__all__ = ["Interval", "PairedDifference", "bootstrap_mean", "paired_difference", "share_interval"]
 
 _CELLS = 4_000_000
 """Resampled values held in memory at once."""
@@ -71,6 +72,32 @@ def bootstrap_mean(values: ArrayLike, *, confidence: float = 0.95, resamples: in
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(means, [tail, 1.0 - tail])
     return Interval(mean, float(low), float(high), int(data.size), confidence)
+
+
+def share_interval(values: ArrayLike, *, confidence: float = 0.95) -> Interval:
+    """Mean of ``values``, shape (n,), each 0 or 1, and its score interval (Wilson 1927).
+
+    Where all values are equal a bootstrap gives a point, as if 0 of 60 proved that nothing is ever right; this gives
+    [0, 0.06]. Raises :class:`DataError` for other values.
+    """
+    if not 0.0 < confidence < 1.0:
+        raise ConfigError(f"expected 0 < confidence < 1, found {confidence}")
+    data = _checked(values)
+    if not np.isin(data, (0.0, 1.0)).all():
+        raise DataError(
+            f"a share is a mean of zeros and ones, found {data[~np.isin(data, (0.0, 1.0))][0]:g} among them"
+        )
+    n = int(data.size)
+    mean = float(data.mean()) if n else math.nan
+    if n < 2:
+        return Interval(mean, math.nan, math.nan, n, confidence)
+    z2 = statistics.NormalDist().inv_cdf((1.0 + confidence) / 2.0) ** 2
+    center = (mean + z2 / (2 * n)) / (1 + z2 / n)
+    half = math.sqrt(z2 * mean * (1 - mean) / n + (z2 / (2 * n)) ** 2) / (1 + z2 / n)
+    # Without the two cases rounding would leave the mean itself out at 0 and 1.
+    low = 0.0 if mean == 0.0 else center - half
+    high = 1.0 if mean == 1.0 else center + half
+    return Interval(mean, low, high, n, confidence)
 
 
 def paired_difference(

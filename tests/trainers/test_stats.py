@@ -1,4 +1,4 @@
-"""Bootstrap intervals: exact on easy cases, the textbook width on large ones, the same for the same seed."""
+"""Intervals: exact on easy cases, the textbook width on large ones, the same for the same seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from turntree.errors import ConfigError, DataError
 from turntree.trainers import stats
-from turntree.trainers.stats import bootstrap_mean, paired_difference
+from turntree.trainers.stats import bootstrap_mean, paired_difference, share_interval
 
 
 def test_no_values_and_one_value_have_no_interval() -> None:
@@ -61,6 +61,41 @@ def test_interval_lies_within_the_values(values: list[float]) -> None:
     assert interval.low <= interval.high
     assert min(values) - 1e-6 <= interval.low
     assert interval.high <= max(values) + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("hits", "n", "low", "high"), [(1, 10, 0.0179, 0.4042), (0, 60, 0.0, 0.0602), (5, 5, 0.5655, 1.0)]
+)
+def test_share_interval_is_the_textbook_one(hits: int, n: int, low: float, high: float) -> None:
+    interval = share_interval([1.0] * hits + [0.0] * (n - hits))
+    assert (interval.mean, interval.n) == (hits / n, n)
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=5e-5)
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=300))
+def test_share_interval_holds_the_mean_and_is_never_a_point(values: list[bool]) -> None:
+    interval = share_interval(values)
+    assert 0.0 <= interval.low <= interval.mean <= interval.high <= 1.0
+    assert interval.low < interval.high
+
+
+def test_share_interval_of_rare_hits_holds_the_truth() -> None:
+    """Where a bootstrap fails: half of the samples have no hit at all."""
+    rng = np.random.default_rng(6)
+    samples = (rng.random((400, 60)) < 0.012).astype(float)
+    held = [i.low <= 0.012 <= i.high for i in map(share_interval, samples)]
+    points = [i.low <= 0.012 <= i.high for i in (bootstrap_mean(s, resamples=200) for s in samples)]
+    assert np.mean(held) >= 0.9
+    assert np.mean(points) < 0.6
+
+
+def test_share_interval_edges() -> None:
+    assert share_interval([]).n == 0
+    assert math.isnan(share_interval([1.0]).low)
+    with pytest.raises(DataError, match=r"found 0\.5"):
+        share_interval([0.0, 0.5])
+    with pytest.raises(ConfigError):
+        share_interval([0.0, 1.0], confidence=95.0)
 
 
 def test_paired_difference_sees_what_separate_intervals_hide() -> None:
