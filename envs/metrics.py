@@ -22,11 +22,12 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from turntree.envs.loading import reject_unknown
+from turntree.errors import DataError
 
 __all__ = ["Normalizer", "exact_match", "f1_score", "normalize_answer", "sub_exact_match"]
 
@@ -49,32 +50,33 @@ _DASHES = frozenset("-\u2010\u2011\u2012\u2013\u2014\u2212")
 def exact_match(
     prediction: str | None, golden_answers: str | Sequence[str], *, normalizer: Normalizer = "squad"
 ) -> float:
-    """1.0 if the normalised prediction equals any normalised gold answer, else 0.0 (also for ``None`` or no golds)."""
-    _check(normalizer)
+    """1.0 if the normalised prediction equals any normalised gold answer, else 0.0 (also for ``None``: no answer).
+
+    Raises ``DataError`` without gold answers, and for a prediction that is no text; so do the other two metrics.
+    """
+    golds = _checked(prediction, golden_answers, normalizer)
     if prediction is None:
         return 0.0
     found = normalize_answer(prediction, normalizer=normalizer)
-    return float(any(found == normalize_answer(gold, normalizer=normalizer) for gold in _golds(golden_answers)))
+    return float(any(found == normalize_answer(gold, normalizer=normalizer) for gold in golds))
 
 
 def sub_exact_match(
     prediction: str | None, golden_answers: str | Sequence[str], *, normalizer: Normalizer = "squad"
 ) -> float:
     """1.0 if any normalised gold answer is contained in the normalised prediction, else 0.0."""
-    _check(normalizer)
+    golds = _checked(prediction, golden_answers, normalizer)
     if prediction is None:
         return 0.0
     found = normalize_answer(prediction, normalizer=normalizer)
-    golds = [normalize_answer(gold, normalizer=normalizer) for gold in _golds(golden_answers)]
-    return float(any(_contains(found, gold, whole_tokens=normalizer == "unicode") for gold in golds))
+    normal = [normalize_answer(gold, normalizer=normalizer) for gold in golds]
+    return float(any(_contains(found, gold, whole_tokens=normalizer == "unicode") for gold in normal))
 
 
 def f1_score(prediction: str | None, golden_answers: str | Sequence[str], *, normalizer: Normalizer = "squad") -> float:
     """Harmonic mean of token precision and recall, the best over the gold answers; in [0, 1]."""
-    _check(normalizer)
-    if prediction is None:
-        return 0.0
-    return max((_f1(prediction, gold, normalizer) for gold in _golds(golden_answers)), default=0.0)
+    golds = _checked(prediction, golden_answers, normalizer)
+    return 0.0 if prediction is None else max(_f1(prediction, gold, normalizer) for gold in golds)
 
 
 @lru_cache(maxsize=4096)
@@ -85,13 +87,19 @@ def normalize_answer(text: str, *, normalizer: Normalizer = "squad") -> str:
     return " ".join(_ARTICLES.sub(" ", _unpunctuated(text)).split())
 
 
-def _check(normalizer: str) -> None:
+def _checked(prediction: Any, golden_answers: Any, normalizer: str) -> list[str]:
+    """Gold answers as strings, everything else looked at; data sets hold single strings and numbers too."""
     reject_unknown([normalizer], get_args(Normalizer), what="normalizer")
-
-
-def _golds(golden_answers: str | Sequence[str]) -> list[str]:
-    """Gold answers as strings; data sets hold single strings and numbers too."""
-    return [golden_answers] if isinstance(golden_answers, str) else [str(gold) for gold in golden_answers]
+    if prediction is not None and not isinstance(prediction, str):
+        raise DataError(f"expected a text as prediction (None: no answer), found {prediction!r:.100}")
+    if isinstance(golden_answers, str):
+        return [golden_answers]
+    if not isinstance(golden_answers, Iterable) or isinstance(golden_answers, (Mapping, bytes)):
+        raise DataError(f"expected gold answers as a text or a list of texts, found {golden_answers!r:.100}")
+    golds = list(golden_answers)
+    if not golds or any(gold is None for gold in golds):
+        raise DataError(f"expected at least one gold answer, each a text or a number, found {golds!r:.100}")
+    return [str(gold) for gold in golds]
 
 
 def _unpunctuated(text: str) -> str:

@@ -118,9 +118,14 @@ class SearchQACore(TurnCore[SearchQAState]):
         return self._fingerprint
 
     def initial(self, task: Question, *, seed: int) -> tuple[SearchQAState, str]:
-        """The state before the first turn, and the prompt. Raises ``DataError`` for a task without a question."""
+        """The state before the first turn, and the prompt.
+
+        Raises ``DataError`` for a task without a question or without gold answers: the episode could not be judged.
+        """
         if not isinstance(task, Question):
             raise DataError(f"expected a Question as task, found {type(task).__name__}")
+        if not task.golden_answers:
+            raise DataError(f"question {task.id!r}: expected at least one gold answer, found none")
         state = SearchQAState(task=task, stream=RandomStream(seed), history=History())
         try:
             prompt = self.grammar.prompt(task.question)

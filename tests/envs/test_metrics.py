@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turntree.envs.metrics import Normalizer, exact_match, f1_score, normalize_answer, sub_exact_match
-from turntree.errors import ConfigError
+from turntree.errors import ConfigError, DataError
 
 NORMALIZERS: list[Normalizer] = ["squad", "unicode"]
 
@@ -95,7 +95,25 @@ def test_numbers_as_golds_and_missing_answers() -> None:
     assert exact_match("1.0", golds) == 1
     assert exact_match("1.0", golds, normalizer="unicode") == 1
     assert exact_match(None, ["x"]) == f1_score(None, ["x"]) == sub_exact_match(None, ["x"]) == 0
-    assert exact_match("x", []) == f1_score("x", []) == sub_exact_match("x", []) == 0
+
+
+@pytest.mark.parametrize("metric", [exact_match, f1_score, sub_exact_match])
+@pytest.mark.parametrize(
+    ("prediction", "golds", "words"),
+    [
+        ("x", None, "expected gold answers.*None"),
+        ("x", 5, "expected gold answers.*5"),
+        ("x", {"target": "x"}, "expected gold answers.*target"),
+        ("x", [], "at least one gold answer"),
+        ("x", ["x", None], "at least one gold answer"),
+        (None, [], "at least one gold answer"),
+        (5, ["5"], "expected a text as prediction.*5"),
+        (["x"], ["x"], "expected a text as prediction"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(metric: Any, prediction: Any, golds: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        metric(prediction, golds)
 
 
 def test_an_unknown_normalizer_is_named() -> None:
