@@ -20,7 +20,8 @@ __all__ = ["count_parameters", "is_model_folder", "load_model", "load_tokenizer"
 def load_model(path: str | Path, *, dtype: str = "float32", device: str | torch.device = "cpu") -> tuple[Any, Any]:
     """A causal language model in eval mode and its tokenizer, from a folder or a hub name (``owner/name``).
 
-    ``dtype`` is ``float32``, ``bfloat16`` or ``float16``. Raises ``ConfigError`` when there is no such model or device.
+    ``dtype`` is ``float32``, ``bfloat16`` or ``float16``. Only safetensors are read: other weights are pickles, which
+    can run code. Raises ``ConfigError`` when there is no such model, device, or safetensors.
     """
     import torch
     from safetensors import SafetensorError
@@ -30,9 +31,10 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str | torch.
     if dtype not in kinds:
         raise ConfigError(f"dtype must be one of {sorted(kinds)}, found {dtype!r}")
     name = _source(path)
+    _refuse_pickles(path)
     try:
         with quiet_progress():
-            model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=kinds[dtype])
+            model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=kinds[dtype], use_safetensors=True)
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"cannot load a causal language model from {name}: {error}") from error
     try:
@@ -99,6 +101,17 @@ def quiet_progress() -> Iterator[None]:
     finally:
         if shown:
             library.enable_progress_bar()
+
+
+def _refuse_pickles(path: str | Path) -> None:
+    """Name the weights that are there but not read; a hub name is left to transformers."""
+    folder = Path(path)
+    others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in folder.glob(pattern))
+    if folder.is_dir() and others and not any(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"expected safetensors weights in {folder}, found {', '.join(others[:3])}; pickled weights can run "
+            "code and are not loaded: convert them once with model.save_pretrained(folder)"
+        )
 
 
 def _source(path: str | Path) -> str:

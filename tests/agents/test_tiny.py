@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,26 @@ def test_model_folder_round_trip(tokenizer: Any, tmp_path: Path) -> None:
     assert load_model(folder, dtype="bfloat16")[0].dtype == torch.bfloat16
 
 
+class _Trap:
+    """A pickle that leaves a file behind when it is read."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.mark,))
+
+
+def test_pickled_weights_are_never_read(tokenizer: Any, tmp_path: Path) -> None:
+    folder = save_model(build_tiny_model(tokenizer, hidden=32, layers=1), tokenizer, tmp_path / "model")
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(_Trap(tmp_path / "mark")))
+    load_model(folder)  # beside safetensors they are ignored
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"expected safetensors.*found pytorch_model\.bin"):
+        load_model(folder)
+    assert not (tmp_path / "mark").exists()
+
+
 def test_bad_model_folders(tokenizer: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="found none at"):
         load_model(tmp_path / "missing")
@@ -131,6 +152,9 @@ def test_bad_model_folders(tokenizer: Any, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"device '{device}'"):
             load_model(whole, device=device)
     (whole / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(ConfigError, match="cannot load"):
+        load_model(whole)
+    (whole / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="cannot load"):
         load_model(whole)
     (tmp_path / "notes").mkdir()
