@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,14 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ConfigError(
             f"{name}={value!r} is not known; expected one of {list(allowed)}.{did_you_mean(value, allowed)}"
         )
+
+
+def _finite(prefix: str, section: Any) -> None:
+    """Refuse nan and inf in every number of a section: nan passes or fails comparisons silently."""
+    for f in dataclasses.fields(section):
+        value = getattr(section, f.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{prefix}.{f.name}={value}: expected a finite number")
 
 
 def _at_least(name: str, value: float | None, minimum: float) -> None:
@@ -110,6 +119,7 @@ class RewardConfig:
 
     name: str = opt("em", "em, f1, tree_grpo (graded), atpo (-1/0/EM), or the import path of a reward function.")
     scorer: str = opt("", "import path of a batched scorer that replaces the env's reward ('' : none).")
+    finisher: str = opt("", "import path of a finisher, which writes the answers before they are scored ('' : none).")
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,7 @@ class SamplingConfig:
     eval_temperature: float = opt(0.0, "temperature of evaluation (0: greedy).")
 
     def __post_init__(self) -> None:
+        _finite("sampling", self)
         if not self.temperature > 0:
             raise ConfigError(
                 f"sampling.temperature={self.temperature}: rollouts must sample (> 0); greedy siblings would be equal"
@@ -172,6 +183,7 @@ class AlgorithmConfig:
     entropy_coef: float = opt(0.0, "coefficient of the entropy bonus.")
 
     def __post_init__(self) -> None:
+        _finite("algorithm", self)
         for name in ("trees", "chains", "min_scored_leaves"):
             _at_least(f"algorithm.{name}", getattr(self, name), 1)
         for name in ("rounds", "expansions", "clip_low", "clip_high", "kl_coef"):
@@ -223,6 +235,7 @@ class TrainerConfig:
     device: str = opt("cpu", "torch device of model and engine.")
 
     def __post_init__(self) -> None:
+        _finite("trainer", self)
         for name in (
             "steps",
             "prompts_per_step",
@@ -237,6 +250,9 @@ class TrainerConfig:
             _at_least(f"trainer.{name}", getattr(self, name), 1)
         for name in ("eval_every", "warmup_steps", "weight_decay", "max_grad_norm", "learning_rate"):
             _at_least(f"trainer.{name}", getattr(self, name), 0)
+        _at_least("trainer.importance_cap", self.importance_cap, 0)
+        if not 0 <= self.adam_beta2 < 1:
+            raise ConfigError(f"trainer.adam_beta2={self.adam_beta2}: expected 0 <= beta < 1")
         if not 0 <= self.store_sample <= 1:
             raise ConfigError(f"trainer.store_sample={self.store_sample} is not a share; expected 0..1")
 
@@ -258,8 +274,13 @@ class SftConfig:
     error: float = opt(0.1, "teacher: probability that a step goes wrong.")
 
     def __post_init__(self) -> None:
+        _finite("sft", self)
         for name in ("steps", "demonstrations", "batch_size", "save_every"):
             _at_least(f"sft.{name}", getattr(self, name), 1)
+        for name in ("learning_rate", "warmup_steps", "weight_decay", "max_seconds"):
+            _at_least(f"sft.{name}", getattr(self, name), 0)
+        if not 0 <= self.adam_beta2 < 1:
+            raise ConfigError(f"sft.adam_beta2={self.adam_beta2}: expected 0 <= beta < 1")
         for name in ("laziness", "error"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"sft.{name}={getattr(self, name)} is not a probability; expected 0..1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -138,9 +139,10 @@ def check_requests(requests: Sequence[Request], *, max_context_tokens: int | Non
                 f"request {request.key}: expected max_tokens of at least 1, found {params.max_tokens} after "
                 f"{length} tokens; end the episode when its context is full"
             )
-        if params.temperature < 0 or not 0 < params.top_p <= 1 or params.top_k < 0:
+        if not 0 <= params.temperature < math.inf or not 0 < params.top_p <= 1 or params.top_k < 0:
             raise EngineError(
-                f"request {request.key}: expected temperature >= 0, 0 < top_p <= 1 and top_k >= 0, found {params}"
+                f"request {request.key}: expected a finite temperature >= 0, 0 < top_p <= 1 and top_k >= 0, "
+                f"found {params}"
             )
         if max_context_tokens is not None and length + params.max_tokens > max_context_tokens:
             raise EngineError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from typing import Any
 
 import numpy as np
@@ -387,3 +388,9 @@ def test_sliding_window_models_are_refused() -> None:
     )  # fmt: skip
     with pytest.raises(ConfigError, match="full attention"):
         HFEngine(make(config), ByteTokenizer())
+
+
+@pytest.mark.parametrize("temperature", [math.nan, math.inf, -0.5])
+def test_temperatures_that_do_not_exist_are_refused(engine: HFEngine, temperature: float) -> None:
+    with pytest.raises(EngineError, match="finite temperature >= 0"):
+        engine.generate([Request(Prefix(prompt(0, 3)), SamplingParams(2, temperature), seed=0, key=("q",))])
