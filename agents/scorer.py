@@ -110,10 +110,13 @@ def score(finished: Sequence[Finished], *, scorer: Scorer | None, finisher: Fini
     return [Scored(None, w) if isinstance(w, Failed) else Scored(w, _finite(next(rewards))) for w in written]
 
 
-def _one_each(name: str, outcomes: Sequence[Any], n: int) -> Sequence[Any]:
+def _one_each(name: str, outcomes: Any, n: int) -> Sequence[Any]:
+    if not hasattr(outcomes, "__len__"):
+        raise ConfigError(f"the {name} was given {n} trajectories and returned {outcomes!r:.100}; return a list of {n}")
     if len(outcomes) != n:
         raise ConfigError(f"the {name} was given {n} trajectories and returned {len(outcomes)}; return one each")
-    return outcomes
+    listed: Sequence[Any] = outcomes
+    return listed
 
 
 def _refuse_deferred(finished: Sequence[Finished]) -> None:

@@ -15,8 +15,9 @@ from turntree.agents.dialogue import Dialogue, Style
 from turntree.agents.engines.hf import HFEngine
 from turntree.agents.engines.protocol import Engine, SamplingParams
 from turntree.agents.models import load_model
-from turntree.agents.scorer import Scorer
+from turntree.agents.scorer import Finisher, Scorer
 from turntree.envs.datasets import load_questions
+from turntree.envs.rewards import Reward, load_reward
 from turntree.envs.search_qa import Limits as EnvLimits
 from turntree.envs.search_qa import OnLength, SearchQACore
 from turntree.envs.task import Question
@@ -26,10 +27,21 @@ from turntree.search_backend.bm25 import BM25Backend, BM25Settings
 from turntree.trainers.compose import import_object
 from turntree.trainers.config import AlgorithmConfig, RunConfig
 from turntree.trainers.credit import CreditRule
+from turntree.trainers.probe import (
+    probe_credit,
+    probe_expansion,
+    probe_grammar,
+    probe_loss,
+    probe_reward,
+    require_function,
+    require_rule,
+)
 from turntree.trainers.rollout import Budget, GrowthPlan, Limits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from turntree.trainers.objectives import LossFunction
 
 __all__ = [
     "Bench",
@@ -38,9 +50,12 @@ __all__ = [
     "build_task",
     "credit_rule",
     "eval_sampling",
+    "finisher",
     "first",
     "growth_plan",
     "limits",
+    "loss_function",
+    "provenance",
     "rollout_sampling",
     "run_path",
     "scorer",
@@ -111,6 +126,7 @@ def build_task(config: RunConfig, tokenizer: Any, *, questions: str, corpus: str
     if not rows:
         raise DataError(f"{option}: expected at least one question, found none in {path}")
     grammar = _construct(config.env.grammar, config.env.grammar_args, option="env.grammar")
+    probe_grammar(grammar, option=f"env.grammar={config.env.grammar}")
     core = SearchQACore(
         build_backend(config, _corpus(config, path, corpus)),
         limits=EnvLimits(
@@ -121,10 +137,20 @@ def build_task(config: RunConfig, tokenizer: Any, *, questions: str, corpus: str
             max_observation_tokens=config.env.max_observation_tokens,
         ),
         grammar=grammar,
-        reward=config.reward.name,
+        reward=_reward(config),
         tokenizer=tokenizer,
     )
     return Task(tuple(rows), core)
+
+
+def _reward(config: RunConfig) -> Reward:
+    option = f"reward.name={config.reward.name}"
+    try:
+        found = load_reward(config.reward.name)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from None
+    probe_reward(require_rule(found, option=option), option=option)
+    return found
 
 
 def _corpus(config: RunConfig, questions: Path, corpus: str) -> Path:
@@ -153,9 +179,8 @@ def build_backend(config: RunConfig, corpus: Path) -> SearchBackend:
 
 def growth_plan(algorithm: AlgorithmConfig) -> GrowthPlan:
     """The shape of a prompt's trees."""
-    rule = import_object(algorithm.expansion, option="algorithm.expansion")
-    if algorithm.expansion_args:
-        rule = _partial(rule, algorithm.expansion_args, option="algorithm.expansion_args")
+    rule = _rule(algorithm.expansion, algorithm.expansion_args, option="algorithm.expansion")
+    probe_expansion(rule, option=_words("algorithm.expansion", algorithm.expansion, algorithm.expansion_args))
     return GrowthPlan(
         trees=algorithm.trees,
         chains=algorithm.chains,
@@ -168,17 +193,45 @@ def growth_plan(algorithm: AlgorithmConfig) -> GrowthPlan:
 
 
 def credit_rule(algorithm: AlgorithmConfig) -> CreditRule:
-    """The credit rule with its arguments bound."""
-    rule: CreditRule = import_object(algorithm.credit, option="algorithm.credit")
-    return _partial(rule, algorithm.credit_args, option="algorithm.credit_args") if algorithm.credit_args else rule
+    """The credit rule with its arguments bound, after it was tried on a tiny group."""
+    rule: CreditRule = _rule(algorithm.credit, algorithm.credit_args, option="algorithm.credit")
+    probe_credit(rule, option=_words("algorithm.credit", algorithm.credit, algorithm.credit_args))
+    return rule
+
+
+def loss_function(algorithm: AlgorithmConfig) -> LossFunction | None:
+    """The policy loss that replaces the clipped ratio, after it was tried; None without one."""
+    if not algorithm.loss:
+        return None
+    option = f"algorithm.loss={algorithm.loss}"
+    found: LossFunction = require_rule(import_object(algorithm.loss, option="algorithm.loss"), option=option)
+    probe_loss(found, option=option)
+    return found
 
 
 def scorer(config: RunConfig) -> Scorer | None:
     """The scorer that replaces the environment's reward; None without one."""
-    if not config.reward.scorer:
-        return None
-    found: Scorer = import_object(config.reward.scorer, option="reward.scorer")
-    return found
+    return cast("Scorer | None", _batched(config.reward.scorer, option="reward.scorer"))
+
+
+def finisher(config: RunConfig) -> Finisher | None:
+    """What writes the answers of finished trajectories before they are scored; None without one."""
+    return cast("Finisher | None", _batched(config.reward.finisher, option="reward.finisher"))
+
+
+def _batched(path: str, *, option: str) -> Any:
+    return require_function(import_object(path, option=option), option=f"{option}={path}") if path else None
+
+
+def _rule(path: str, arguments: dict[str, Any], *, option: str) -> Any:
+    rule = require_rule(import_object(path, option=option), option=f"{option}={path}")
+    return _partial(rule, arguments, option=f"{option}_args") if arguments else rule
+
+
+def _words(option: str, path: str, arguments: dict[str, Any]) -> str:
+    """The option as messages name it, with the arguments that may be at fault."""
+    given = " ".join(f"{option}_args.{name}={value}" for name, value in arguments.items())
+    return f"{option}={path} {given}".rstrip()
 
 
 def _partial(function: Callable[..., Any], arguments: dict[str, Any], *, option: str) -> Any:
@@ -192,7 +245,12 @@ def _construct(path: str, arguments: dict[str, Any], *, option: str) -> Any:
     """Call what an import path names."""
     factory = import_object(path, option=option)
     _check_arguments(factory, arguments, option=option)
-    return factory(**arguments)
+    try:
+        return factory(**arguments)
+    except (ConfigError, TypeError, ValueError) as error:
+        kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+        given = f" with {arguments}" if arguments else ""
+        raise ConfigError(f"{option}={path}{given}: {kind}{error}") from error
 
 
 def _check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *, option: str) -> None:
@@ -215,6 +273,22 @@ def limits(config: RunConfig) -> Limits:
         tool_retries=config.env.tool_retries,
         max_concurrent_trees=config.trainer.max_concurrent_trees,
     )
+
+
+def provenance(config: RunConfig, task: Task, *, questions: str) -> dict[str, Any]:
+    """What a result must name besides its sampling: model, questions, rules and limits; plain JSON."""
+    return {
+        "model": config.model.path,
+        "questions": questions,
+        "max_turns": config.env.max_turns,
+        "max_searches": config.env.max_searches,
+        "max_turn_tokens": config.sampling.max_turn_tokens,
+        "max_context_tokens": config.sampling.max_context_tokens,
+        "grammar": task.core.grammar.fingerprint,
+        "env": task.core.fingerprint,
+        "normalizer": task.core.normalizer,
+        "finisher": config.reward.finisher,
+    }
 
 
 def rollout_sampling(config: RunConfig, core: SearchQACore) -> SamplingParams:

@@ -11,6 +11,7 @@ from typing import Any
 
 from turntree.agents.dialogue import Dialogue
 from turntree.agents.engines.protocol import Engine, SamplingParams
+from turntree.agents.scorer import Finisher
 from turntree.envs.core import TurnCore
 from turntree.envs.metrics import exact_match, f1_score, sub_exact_match
 from turntree.envs.task import Question
@@ -95,10 +96,12 @@ def evaluate(
     limits: Limits,
     seed: int = 0,
     batch: int = 64,
+    finisher: Finisher | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Play every question once, in order, and score it with the official metrics.
 
+    Where there is a ``finisher``, the answer that it wrote is scored, also of an episode that ended without one.
     Sampling parameters are exactly the ones given (validation never inherits those of training). ``on_batch`` gets
     the number of questions played so far.
     """
@@ -115,6 +118,7 @@ def evaluate(
             sampling=sampling,
             limits=limits,
             run_seed=seed,
+            finisher=finisher,
         )
         rows.extend(_rows(chunk, rollout))
         if on_batch is not None:
@@ -130,7 +134,7 @@ def _rows(questions: Sequence[Question], rollout: Rollout) -> list[EvalRow]:
 
 def _row(question: Question, leaf: Node) -> EvalRow:
     path = leaf.trajectory()
-    answer = leaf.info.get("answer") if leaf.status == "answered" else None
+    answer = leaf.info.get("answer") if leaf.status != "failed" else None  # a finisher may answer after a truncation
     golds = list(question.golden_answers)
     text = answer if answer is not None else ""
     answered = answer is not None

@@ -32,22 +32,27 @@ from turntree.trainers.build import (
     build_task,
     credit_rule,
     eval_sampling,
+    finisher,
     first,
     growth_plan,
     limits,
+    loss_function,
+    provenance,
     rollout_sampling,
     run_path,
     scorer,
 )
 from turntree.trainers.checkpoint import (
+    best_checkpoint,
     config_fingerprint,
     latest_checkpoint,
     load_checkpoint,
+    load_weights,
     mark_best,
     save_checkpoint,
 )
 from turntree.trainers.collector import Collected, PromptStream, TreeCollector, by_node
-from turntree.trainers.compose import compose, import_object
+from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
 from turntree.trainers.evaluate import Evaluation, evaluate
 from turntree.trainers.forward import check_packed
@@ -221,6 +226,7 @@ class _Run:
         self.plan = growth_plan(config.algorithm)
         self.credit = credit_rule(config.algorithm)
         self.scorer = scorer(config)
+        self.finisher = finisher(config)
         self.reference = self._reference()
         self.objective = self._objective()
         self.stepper = self._stepper()
@@ -278,7 +284,7 @@ class _Run:
             entropy_coef=algorithm.entropy_coef,
             temperature=self.config.sampling.temperature,
             importance_cap=self.config.trainer.importance_cap,
-            loss=import_object(algorithm.loss, option="algorithm.loss") if algorithm.loss else None,
+            loss=loss_function(algorithm),
         )
 
     def _stepper(self) -> PolicyStepper:
@@ -338,13 +344,21 @@ class _Run:
             self._trainer().train()
             if self.progress.step > self.saved_step:  # Ctrl-C between two checkpoints
                 self._save(self.progress.step)
-            save_model(self.bench.model, self.bench.tokenizer, self.folder.path / "model")
+            self._export()
         return TrainResult(
             folder=self.folder.path,
             progress=self.progress,
             interrupted=self.interrupted.is_set() and not self._complete(),
             evaluation=self.evaluation,
         )
+
+    def _export(self) -> None:
+        """Write ``model`` (the weights at the end) and, where the run validated, ``best-model``."""
+        save_model(self.bench.model, self.bench.tokenizer, self.folder.path / "model")
+        best = best_checkpoint(self.folder.checkpoints)
+        if best is not None:
+            load_weights(best, self.bench.model)
+            save_model(self.bench.model, self.bench.tokenizer, self.folder.path / "best-model")
 
     def _resume_or_start(self) -> MetricsLog:
         found = latest_checkpoint(self.folder.checkpoints) if self.config.resume else None
@@ -382,6 +396,7 @@ class _Run:
             limits=limits(self.config),
             run_seed=self.config.seed,
             scorer=self.scorer,
+            finisher=self.finisher,
         )
 
     # -- hooks of the Trainer, in the order in which it calls them ----------------------------------------------------
@@ -476,9 +491,12 @@ class _Run:
             sampling=eval_sampling(self.config, self.dev.core),
             limits=limits(self.config),
             seed=self.config.seed,
+            finisher=self.finisher,
         )
         where = self.folder.path / "validation" / f"step-{step:06d}"
-        self.evaluation.save(where, extra={"step": step, "generated_tokens": self.progress.generated_tokens})
+        about = provenance(self.config, self.dev, questions=self.config.env.dev_questions)
+        extra = {**about, "step": step, "generated_tokens": self.progress.generated_tokens}
+        self.evaluation.save(where, extra=extra)
         summary = self.evaluation.summary()
         best = self.progress.best_em
         # Without a scored question em is NaN, which is better than nothing of the kind.

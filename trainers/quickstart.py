@@ -17,7 +17,7 @@ from turntree.agents.tiny import build_tiny_model, build_tokenizer
 from turntree.envs.worlds import generate_world, lexicon, name_words
 from turntree.envs.worlds.grammar import WorldGrammar
 from turntree.envs.worlds.names import Split
-from turntree.trainers.build import build_bench, build_task, eval_sampling, limits, run_path
+from turntree.trainers.build import build_bench, build_task, eval_sampling, finisher, limits, provenance, run_path
 from turntree.trainers.coldstart import cold_start
 from turntree.trainers.config import RunConfig
 from turntree.trainers.evaluate import evaluate
@@ -78,6 +78,8 @@ def write_tiny_model(out: Path, *, seed: int) -> Path:
 def quickstart(config: RunConfig, *, report: Report = lambda *_: None) -> dict[str, Any]:
     """Run all stages in ``config.out`` and return ``summary.json``.
 
+    The model that is scored at the end is the one with the best exact match on the dev world during training.
+
     With ``resume=true`` finished stages are kept and the first unfinished one goes on from its newest checkpoint.
     """
     started = time.monotonic()
@@ -91,9 +93,10 @@ def quickstart(config: RunConfig, *, report: Report = lambda *_: None) -> dict[s
     result = _train(stages, config, start_model, report)
     if result.interrupted:
         return {"interrupted": True, "step": result.progress.step}
-    trained = stages.configure(config, result.folder / "model")
-    after = score(trained, stages.after, stage="evaluate after", report=report)
     progress = result.progress
+    chosen = "model" if progress.best_step is None else "best-model"
+    trained = stages.configure(config, result.folder / chosen)
+    after = score(trained, stages.after, stage="evaluate after", report=report)
     summary = {
         "em_before": before["em"],
         "em_after": after["em"],
@@ -108,6 +111,7 @@ def quickstart(config: RunConfig, *, report: Report = lambda *_: None) -> dict[s
         "seconds_total": time.monotonic() - started,
         "seconds_cold_start": cold_seconds,
         "seconds_rl": progress.seconds,
+        "best_step": progress.best_step,
         "seed": config.seed,
         "algorithm": config.algorithm.name,
     }
@@ -160,8 +164,9 @@ def score(
             sampling=eval_sampling(config, task.core),
             limits=limits(config),
             seed=config.seed,
+            finisher=finisher(config),
             on_batch=lambda done: report(stage, done, len(task.questions), ""),
         )
-        result.save(folder, extra={"model": config.model.path})
+        result.save(folder, extra=provenance(config, task, questions=config.env.test_questions))
     summary: dict[str, Any] = json.loads(document.read_text(encoding="utf-8"))
     return summary

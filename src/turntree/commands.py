@@ -112,7 +112,7 @@ def run_sft(overrides: Sequence[str]) -> None:
 def run_evaluate(overrides: Sequence[str]) -> None:
     """``turntree evaluate``."""
     config = compose(overrides)  # before the heavy imports, so that mistakes show at once
-    from turntree.trainers.build import build_bench, build_task, eval_sampling, limits
+    from turntree.trainers.build import build_bench, build_task, eval_sampling, finisher, limits, provenance
     from turntree.trainers.evaluate import evaluate
 
     bench = build_bench(config)
@@ -130,15 +130,10 @@ def run_evaluate(overrides: Sequence[str]) -> None:
             limits=limits(config),
             seed=config.seed,
             batch=config.engine.max_batch_rows,
+            finisher=finisher(config),
             on_batch=lambda done: report("evaluate", done, len(task.questions), ""),
         )
-    extra = {
-        "questions": name,
-        "model": config.model.path,
-        "max_turns": config.env.max_turns,
-        "env": task.core.fingerprint,
-        "dialogue": bench.dialogue.report.text(),
-    }
+    extra = {**provenance(config, task, questions=name), "dialogue": bench.dialogue.report.text()}
     result.save(folder, extra=extra)
     s = result.summary()
     say(

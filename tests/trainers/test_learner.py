@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from tensordict import TensorDict
 
 import turntree.trainers.forward
+from turntree.envs.datasets import load_questions
 from turntree.errors import CheckpointError, ConfigError, DataError
 from turntree.trainers.checkpoint import best_checkpoint, latest_checkpoint, load_checkpoint
 from turntree.trainers.config import RunConfig
@@ -398,6 +399,12 @@ def test_the_best_checkpoint_is_kept(bed: Any, make_config: MakeConfig, tmp_path
     best = best_checkpoint(run / "checkpoints")
     assert best is not None
     assert load_checkpoint(best).step == result.progress.best_step
+    exported = load_file(run / "best-model" / "model.safetensors")
+    kept = load_file(best / "model.safetensors")
+    assert all(torch.equal(exported[name], kept[name]) for name in exported)
+    assert result.progress.best_step == 4 or any(
+        not torch.equal(exported[name], value) for name, value in load_file(run / "model" / "model.safetensors").items()
+    )
 
 
 def test_a_scorer_replaces_the_reward(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -406,6 +413,24 @@ def test_a_scorer_replaces_the_reward(make_config: MakeConfig, tmp_path: Path) -
     assert row["reward/mean"] == 0.25
     assert row["rollout/mixed_groups"] == 0
     assert row["train/loss_objective"] == 0
+
+
+def test_a_finisher_writes_the_answers(make_config: MakeConfig, bed: Any, tmp_path: Path) -> None:
+    """In training and in validation, also where the episode was truncated."""
+    options = ("reward.finisher=users_rules:first_gold", f"env.dev_questions={bed.world}", "trainer.steps=1")
+    train(make_config(*options, "trainer.eval_questions=6", f"out={tmp_path / 'run'}"))
+    nodes = [leaf for stored in TreeStore(tmp_path / "run" / "trees").read(1) for leaf in stored.tree.leaves()]
+    tasks = {q.id: q.golden_answers[0] for q in load_questions(bed.world / "questions.jsonl")}
+    assert nodes
+    assert all(leaf.info["answer"] in tasks.values() for leaf in nodes)
+    where = tmp_path / "run" / "validation" / "step-000001"
+    results = [json.loads(line) for line in (where / "evaluation.jsonl").read_text().splitlines()]
+    assert [row["prediction"] for row in results] == [tasks[row["id"]] for row in results]
+    assert {row["em"] for row in results} == {1.0}
+    summary = json.loads((where / "evaluation.json").read_text())
+    assert summary["finisher"] == "users_rules:first_gold"
+    assert summary["normalizer"] == "squad"
+    assert {"model", "questions", "max_turns", "max_context_tokens", "grammar", "env", "sampling"} <= summary.keys()
 
 
 @pytest.mark.parametrize(
@@ -417,6 +442,12 @@ def test_a_scorer_replaces_the_reward(make_config: MakeConfig, tmp_path: Path) -
         ("env.grammar_args.colour=red", "env.grammar.*colour"),
         ("search.args.k2=1", "search.args.*k2"),
         ("reward.scorer=nowhere:f", "reward.scorer.*nowhere"),
+        ("algorithm.credit_args.estimator=zzz", r"algorithm\.credit_args\.estimator=zzz.*sum, inter, intra"),
+        (
+            "algorithm.expansion=turntree.trainers.expansion:entropy algorithm.expansion_args.alpha=x",
+            r"algorithm\.expansion_args\.alpha=x.*TypeError",
+        ),
+        ("reward.finisher=math:sqrt", r"reward\.finisher=math:sqrt"),
         ("trainer.eval_every=1", "env.dev_questions"),
         ("env.questions=''", "env.questions"),
     ],
@@ -425,7 +456,7 @@ def test_a_run_that_is_refused_leaves_no_folder(
     make_config: MakeConfig, tmp_path: Path, override: str, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        train(make_config(override, f"out={tmp_path / 'run'}"))
+        train(make_config(*override.split(), f"out={tmp_path / 'run'}"))
     assert not (tmp_path / "run").exists()
 
 

@@ -1,0 +1,170 @@
+"""Rules that a user names are tried on something tiny before a run: a bad one is refused before anything is sampled."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from turntree.envs.core import Action
+from turntree.envs.grammar import Grammar, ParsedTurn
+from turntree.envs.rewards import Outcome, evaluate_reward
+from turntree.envs.task import FrozenDict, Question
+from turntree.errors import ConfigError, TurnTreeError
+from turntree.trainers.credit import Advantages, CreditRule
+from turntree.trainers.expansion import Expansion, ExpansionRule
+from turntree.trainers.losses import Denominators, Occurrences, PolicyLoss
+from turntree.trainers.tree import Group, Node, Tree
+
+__all__ = [
+    "probe_credit",
+    "probe_expansion",
+    "probe_grammar",
+    "probe_loss",
+    "probe_reward",
+    "require_function",
+    "require_rule",
+]
+
+Loss: TypeAlias = Callable[[Occurrences, Denominators], PolicyLoss]
+
+_QUESTION = Question("probe", "Who wrote Hamlet?", ("Shakespeare",))
+_GRAMMAR_METHODS = ("prompt", "parse", "results", "correction", "last_turn_notice", "validity")
+
+
+def require_rule(found: Any, *, option: str) -> Any:
+    """``found`` if it can be called and is not of Python's own library. Raises ``ConfigError``."""
+    if not callable(found):
+        raise ConfigError(f"{option}: expected something that can be called, found {found!r:.100}")
+    own = (getattr(found, "__module__", None) or "").partition(".")[0] in sys.stdlib_module_names
+    if own and (inspect.isroutine(found) or inspect.isclass(found)):
+        raise ConfigError(f"{option}: expected a rule of yours or of turntree, found {found!r} of Python's library")
+    return found
+
+
+def require_function(found: Any, *, option: str) -> Any:
+    """A rule that takes one batch and is too dear to be tried: a function or an instance, not a class."""
+    require_rule(found, option=option)
+    if inspect.isclass(found):
+        raise ConfigError(f"{option}: expected a function or an instance, found the class {found.__qualname__}")
+    try:
+        inspect.signature(found).bind([])
+    except TypeError as error:
+        raise ConfigError(f"{option}: expected a function of one batch of finished trajectories: {error}") from None
+    except ValueError:  # compiled functions may have no signature
+        return found
+    return found
+
+
+@contextmanager
+def _trying(option: str) -> Iterator[None]:
+    try:
+        yield
+    except (TurnTreeError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        name = "" if isinstance(error, TurnTreeError) else f"{type(error).__name__}: "
+        raise ConfigError(f"{option} failed when it was tried: {name}{error}") from error
+
+
+def probe_reward(rule: Callable[[Outcome], float], *, option: str) -> None:
+    """Judge one right answer. Raises ``ConfigError``."""
+    with _trying(option):
+        evaluate_reward(rule, Outcome("Shakespeare", _QUESTION.golden_answers, format_valid=True, turns=1))
+
+
+def probe_grammar(grammar: Any, *, option: str) -> Grammar:
+    """Write one prompt and read one turn. Raises ``ConfigError``."""
+    missing = [name for name in ("fingerprint", "stop", *_GRAMMAR_METHODS) if not hasattr(grammar, name)]
+    if missing:
+        raise ConfigError(f"{option}: expected a turn grammar, found {grammar!r:.100} without {', '.join(missing)}")
+    with _trying(option):
+        prompt, parsed = grammar.prompt(_QUESTION.question), grammar.parse("hello")
+    if not isinstance(prompt, str) or not isinstance(parsed, ParsedTurn) or not isinstance(parsed.action, Action):
+        raise ConfigError(f"{option}: expected a text of prompt() and a ParsedTurn of parse(), found {parsed!r:.100}")
+    found: Grammar = grammar
+    return found
+
+
+def probe_credit(rule: CreditRule, *, option: str) -> None:
+    """Give credit for no group, and for one of two trees with two scored leaves each. Raises ``ConfigError``."""
+    group = Group("probe", [_tree(0), _tree(1)])
+    for groups in ((), (group,)):
+        with _trying(option):
+            found: Any = rule(groups)
+        if not isinstance(found, Advantages):
+            raise ConfigError(f"{option}: expected Advantages, found {found!r:.100}")
+        lengths = [len(leaves) for leaves in found.values]
+        if lengths != [len(g.scored_leaves()) for g in groups]:
+            raise ConfigError(f"{option}: expected one row for each scored leaf of each group, found {lengths}")
+
+
+def probe_expansion(rule: ExpansionRule, *, option: str) -> None:
+    """Ask for two places in a small finished tree. Raises ``ConfigError``."""
+    with _trying(option):
+        found: Any = rule(_tree(0), 2, np.random.default_rng(0))
+    if not isinstance(found, Sequence) or len(found) > 2 or not all(isinstance(e, Expansion) for e in found):
+        raise ConfigError(f"{option}: expected a list of at most 2 Expansions, found {found!r:.100}")
+
+
+def probe_loss(loss: Loss, *, option: str) -> None:
+    """The loss of two trajectories of two tokens each. Raises ``ConfigError``."""
+    column = torch.tensor([-0.5, -1.0, -0.2, -0.8])
+    leaf = torch.tensor([0, 0, 1, 1])
+    occurrences = Occurrences(
+        logp=column.clone().requires_grad_(),
+        old_logp=column,
+        advantage=torch.tensor([1.0, 1.0, -1.0, -1.0]),
+        weight=torch.ones(4),
+        leaf=leaf,
+        turn=leaf,
+        n_leaves=2,
+        n_turns=2,
+        ref_logp=column,
+        sampler_logp=column,
+        entropy=torch.ones(4),
+        importance=torch.ones(4),
+    )
+    with _trying(option), torch.enable_grad():
+        found: Any = loss(occurrences, Denominators(weight=4.0, rows=2.0, width=2.0))
+    if not isinstance(found, PolicyLoss) or not isinstance(found.loss, torch.Tensor) or found.loss.ndim:
+        raise ConfigError(f"{option}: expected a PolicyLoss with a scalar loss, found {found!r:.100}")
+
+
+def _tree(index: int) -> Tree:
+    """A search, then a right and a wrong answer, with the infos of the question-answering task."""
+    root = Node(observation_ids=(1, 2), observation=_QUESTION.question, text="")
+    turn = {"turns": 1, "searches": 1, "overrun": False, "other_dialect": False}
+    retrieved = ({"id": "d1", "title": "Hamlet"},)
+    search = Node(
+        turn_ids=(3, 4),
+        logprobs=(-0.5, -1.0),
+        entropies=(0.5, 1.0),
+        observation_ids=(5,),
+        entropy=0.75,
+        text="<search>Hamlet</search>",
+        action="search",
+        observation="Hamlet is a tragedy.",
+        info=FrozenDict({**turn, "action": "search", "retrieved": retrieved, "observation_truncated": False}),
+    )
+    root.add_child(search)
+    for ordinal, (answer, right) in enumerate((("Shakespeare", 1.0), ("Goethe", 0.0))):
+        ended = {"stop_reason": "answer", "answer": answer, "em": right, "f1": right, "format_valid": True}
+        leaf = Node(
+            ordinal=ordinal,
+            turn_ids=(6, 7),
+            logprobs=(-0.2, -0.8),
+            entropies=(0.2, 0.8),
+            entropy=0.5,
+            text=f"<answer>{answer}</answer>",
+            action="answer",
+            status="answered",
+            reward=right,
+            step_reward=right,
+            info=FrozenDict({**turn, "turns": 2, "action": "answer", "format_reason": "", **ended}),
+        )
+        search.add_child(leaf)
+    return Tree(root, "probe", index, _QUESTION, rounds=0)
