@@ -41,8 +41,9 @@ def make(bed: Any, overrides: str) -> Any:
     config = base(tuple(bed.args))
     config = replace(config, **{section: replace(getattr(config, section), **given)})
     tokenizer: Any = SimpleNamespace()
-    task = {"questions": config.env.questions, "option": "env.questions"}
-    return MAKERS.get(option, lambda c: build_task(c, tokenizer, **task))(config)
+    if option in MAKERS:
+        return MAKERS[option](config)
+    return build_task(config, tokenizer, questions=config.env.questions, option="env.questions")
 
 
 @pytest.mark.parametrize("found", ["math:sqrt", "math:pi", "builtins:dict", "builtins:len"])
