@@ -191,13 +191,16 @@ def test_damaged_lines_are_numbered(tmp_path: Path) -> None:
 
 
 WRITER = """
+import signal
 import sys
 from pathlib import Path
 from turntree.trainers.run_folder import MetricsLog
 
+# A job in the background of a shell starts with Ctrl-C ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with MetricsLog(Path(sys.argv[1])) as log:
     try:
-        for step in range(1, 10_000_000):
+        for step in range(1, 20_000):
             log.write(step, {"text": "x" * 5000})
             if step == 20:
                 print("started", flush=True)
@@ -213,7 +216,7 @@ def test_an_interrupted_log_has_whole_lines(tmp_path: Path, kind: signal.Signals
     assert writer.stdout is not None
     writer.stdout.readline()
     os.kill(writer.pid, kind)
-    writer.communicate()
+    writer.communicate(timeout=60)
     assert path.read_bytes().endswith(b"}\n")
     assert [row["step"] for row in read_metrics(path)] == list(range(1, len(read_metrics(path)) + 1))
 
