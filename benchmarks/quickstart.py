@@ -24,8 +24,9 @@ from _common import Figure, run
 from turntree.trainers.coldstart import cold_start
 from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
-from turntree.trainers.quickstart import Stages, quickstart, score
+from turntree.trainers.quickstart import Stages, quickstart
 from turntree.trainers.run_folder import RunFolder
+from turntree.trainers.scoring import score
 
 QUICK = ("sft.steps=150", "trainer.steps=6", "trainer.eval_every=0")
 SHARED = ("worlds", "initial-model", "cold-start", "evaluation-before")

@@ -17,15 +17,15 @@ from turntree.agents.tiny import build_tiny_model, build_tokenizer
 from turntree.envs.worlds import generate_world, lexicon, name_words
 from turntree.envs.worlds.grammar import WorldGrammar
 from turntree.envs.worlds.names import Split
-from turntree.trainers.build import build_bench, build_task, eval_sampling, finisher, limits, provenance, run_path
+from turntree.trainers.build import run_path
 from turntree.trainers.coldstart import cold_start
 from turntree.trainers.config import RunConfig
-from turntree.trainers.evaluate import evaluate
 from turntree.trainers.learner import TrainResult, train
 from turntree.trainers.report.run import write_report
 from turntree.trainers.run_folder import RunFolder
+from turntree.trainers.scoring import score
 
-__all__ = ["Stages", "quickstart", "score", "write_tiny_model"]
+__all__ = ["Stages", "quickstart", "score_once", "write_tiny_model"]
 
 #: (entities, questions) of the worlds. Training needs so many names that copying pays and memorising does not.
 SIZES: dict[Split, tuple[int, int]] = {"train": (2500, 8000), "dev": (180, 200), "test": (180, 400)}
@@ -89,14 +89,14 @@ def quickstart(config: RunConfig, *, report: Report = lambda *_: None) -> dict[s
     if not (stages.initial / "config.json").is_file():
         write_tiny_model(stages.initial, seed=config.seed)
     start_model, cold_seconds = _cold_start(stages, config, report)
-    before = score(stages.configure(config, start_model), stages.before, stage="evaluate before", report=report)
+    before = score_once(stages.configure(config, start_model), stages.before, stage="evaluate before", report=report)
     result = _train(stages, config, start_model, report)
     if result.interrupted:
         return {"interrupted": True, "step": result.progress.step}
     progress = result.progress
     chosen = "model" if progress.best_step is None else "best-model"
     trained = stages.configure(config, result.folder / chosen)
-    after = score(trained, stages.after, stage="evaluate after", report=report)
+    after = score_once(trained, stages.after, stage="evaluate after", report=report)
     summary = {
         "em_before": before["em"],
         "em_after": after["em"],
@@ -148,25 +148,12 @@ def _train(stages: Stages, config: RunConfig, model: Path, report: Report) -> Tr
     return train(run, on_step=show)
 
 
-def score(
+def score_once(
     config: RunConfig, folder: Path, *, stage: str = "evaluate", report: Report = lambda *_: None
 ) -> dict[str, Any]:
     """Score ``config.model`` on ``env.test_questions`` into ``folder``; a finished evaluation is read back."""
     document = folder / "evaluation.json"
     if not document.is_file():
-        bench = build_bench(config)
-        task = build_task(config, bench.tokenizer, questions=config.env.test_questions, option="env.test_questions")
-        result = evaluate(
-            task.questions,
-            core=task.core,
-            engine=bench.engine,
-            dialogue=bench.dialogue,
-            sampling=eval_sampling(config, task.core),
-            limits=limits(config),
-            seed=config.seed,
-            finisher=finisher(config),
-            on_batch=lambda done: report(stage, done, len(task.questions), ""),
-        )
-        result.save(folder, extra=provenance(config, task, questions=config.env.test_questions))
+        score(config, folder, report=lambda done, total: report(stage, done, total, ""))
     summary: dict[str, Any] = json.loads(document.read_text(encoding="utf-8"))
     return summary

@@ -112,30 +112,11 @@ def run_sft(overrides: Sequence[str]) -> None:
 def run_evaluate(overrides: Sequence[str]) -> None:
     """``turntree evaluate``."""
     config = compose(overrides)  # before the heavy imports, so that mistakes show at once
-    from turntree.trainers.build import build_bench, build_task, eval_sampling, finisher, limits, provenance
-    from turntree.trainers.evaluate import evaluate
+    from turntree.trainers.scoring import score
 
-    bench = build_bench(config)
-    name = config.env.test_questions or config.env.dev_questions
-    corpus = config.search.corpus or ("" if config.env.test_questions else config.env.dev_corpus)
-    task = build_task(config, bench.tokenizer, questions=name, corpus=corpus, option="env.test_questions")
     folder = Path(config.out) if config.out else _free(Path("runs/evaluation"))
     with stage_bars() as report:
-        result = evaluate(
-            task.questions,
-            core=task.core,
-            engine=bench.engine,
-            dialogue=bench.dialogue,
-            sampling=eval_sampling(config, task.core),
-            limits=limits(config),
-            seed=config.seed,
-            batch=config.engine.max_batch_rows,
-            finisher=finisher(config),
-            on_batch=lambda done: report("evaluate", done, len(task.questions), ""),
-        )
-    extra = {**provenance(config, task, questions=name), "dialogue": bench.dialogue.report.text()}
-    result.save(folder, extra=extra)
-    s = result.summary()
+        s = score(config, folder, report=lambda done, total: report("evaluate", done, total, ""))
     say(
         f"EM {s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}]  F1 {s['f1']:.3f} [{s['f1_low']:.3f}, "
         f"{s['f1_high']:.3f}]  n={s['n']} failed={s['failed']}  -> {folder / 'evaluation.json'}"
