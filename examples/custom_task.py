@@ -43,7 +43,7 @@ class GuessCore(TurnCore[Guessing]):
         return Guessing(secret, RandomStream(seed)), f"Guess a number from 1 to {task}."
 
     def transition(self, state: Guessing, text: str) -> Step[Guessing]:
-        random, stream = state.stream.draw()
+        rng, stream = state.stream.draw()
         after = replace(state, stream=stream, turns=state.turns + 1)
         guess = int(text) if text.strip().isdecimal() else None
         if guess == state.secret:
@@ -52,7 +52,7 @@ class GuessCore(TurnCore[Guessing]):
             return self.truncate(after, "turns")
         if guess is None:
             return Step(after, "Write a number.", info=FrozenDict({"action": "invalid"}))
-        higher = (state.secret > guess) != (random.random() < self.wrong_hints)
+        higher = (state.secret > guess) != (rng.random() < self.wrong_hints)
         return Step(after, "Higher." if higher else "Lower.", info=FrozenDict({"action": "guess"}))
 
     def truncate(self, state: Guessing, reason: str) -> Step[Guessing]:

@@ -540,6 +540,7 @@ def test_no_request_ever_asks_for_less_than_one_token_or_more_than_fits(length: 
     engine = ScriptedEngine(speak, TOKENS)
     limits = Limits(max_turn_tokens=7, max_context_tokens=prompt + length)
     rollout = run(TREE_GRPO, engine=engine, limits=limits)
+    assert engine.requests
     for request in engine.requests:
         assert 1 <= request.params.max_tokens <= 7
         assert len(request.prefix) + request.params.max_tokens <= limits.max_context_tokens
