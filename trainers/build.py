@@ -188,7 +188,7 @@ def growth_plan(algorithm: AlgorithmConfig) -> GrowthPlan:
         expansions=algorithm.expansions,
         kept_leaves=algorithm.kept_leaves,
         rule=rule,
-        budget=Budget(generated_tokens=algorithm.budget_tokens) if algorithm.budget_tokens is not None else None,
+        budget=Budget(algorithm.budget_leaves, algorithm.budget_tokens, algorithm.budget_tool_calls),
     )
 
 
@@ -201,11 +201,10 @@ def credit_rule(algorithm: AlgorithmConfig) -> CreditRule:
 
 def loss_function(algorithm: AlgorithmConfig) -> LossFunction | None:
     """The policy loss that replaces the clipped ratio, after it was tried; None without one."""
-    if not algorithm.loss:
+    if not algorithm.objective:
         return None
-    option = f"algorithm.loss={algorithm.loss}"
-    found: LossFunction = require_rule(import_object(algorithm.loss, option="algorithm.loss"), option=option)
-    probe_loss(found, option=option)
+    found: LossFunction = _rule(algorithm.objective, algorithm.objective_args, option="algorithm.objective")
+    probe_loss(found, option=_words("algorithm.objective", algorithm.objective, algorithm.objective_args))
     return found
 
 

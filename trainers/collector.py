@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,12 +22,13 @@ from torchrl.collectors import BaseCollector
 from turntree.envs.task import Question
 from turntree.trainers.credit import Advantages, CreditRule
 from turntree.trainers.forward import score_packs
+from turntree.trainers.metrics import mismatch, rollout_metrics
 from turntree.trainers.packing import Pack, SharedTurns, pack_groups, write_advantages
 from turntree.trainers.rollout import Prompt, Rollout
 from turntree.trainers.seeds import derive_seed
 from turntree.trainers.tree import Group, Node
 
-__all__ = ["Collected", "PromptStream", "TreeCollector", "by_node", "mismatch", "rollout_metrics"]
+__all__ = ["Collected", "PromptStream", "TreeCollector", "by_node"]
 
 _log = logging.getLogger(__name__)
 
@@ -196,40 +197,6 @@ def by_node(groups: Sequence[Group], advantages: Advantages) -> dict[tuple[Node,
     return out
 
 
-def mismatch(packs: Sequence[Pack]) -> dict[str, float]:
-    """Engine against trainer: mean and largest \\|sampler - old\\| log-prob over model tokens, in nats."""
-    gaps = [
-        (pack["tokens", "sampler_logp"] - pack["tokens", "old_logp"])[pack["tokens", "loss_mask"]].abs()
-        for pack in packs
-    ]
-    if not gaps or not sum(gap.numel() for gap in gaps):
-        return {"mismatch/mean": 0.0, "mismatch/max": 0.0}
-    joined = torch.cat(gaps)
-    return {"mismatch/mean": float(joined.mean()), "mismatch/max": float(joined.max())}
-
-
-def rollout_metrics(rollout: Rollout) -> dict[str, float]:
-    """Means over the scored leaves of ``rollout`` (NaN without any) and what growing it took.
-
-    ``rollout/mixed_groups`` is the share of groups whose rewards differ: only these teach a group-relative rule.
-    ``actions/unparsed_frac`` is the share of turns that look like a call in another dialect than the grammar's.
-    """
-    rewards = [[float(leaf.reward or 0.0) for leaf in group.scored_leaves()] for group in rollout.groups]
-    leaves = [leaf for group in rollout.groups for leaf in group.scored_leaves()]
-    turns = [n for group in rollout.groups for tree in group.trees for n in tree.nodes() if n.turn_ids]
-    return {
-        "reward/mean": _mean(reward for group in rewards for reward in group),
-        "rollout/em": _mean(float(leaf.info.get("em", 0.0)) for leaf in leaves),
-        "rollout/turns": _mean(float(leaf.depth) for leaf in leaves),
-        "rollout/format_valid": _mean(float(bool(leaf.info.get("format_valid"))) for leaf in leaves),
-        "rollout/answered": _mean(float(leaf.status == "answered") for leaf in leaves),
-        "rollout/mixed_groups": _mean(float(max(group) > min(group)) for group in rewards if group),
-        "rollout/entropy": _mean(node.entropy for node in turns),
-        "actions/unparsed_frac": _mean(float(bool(node.info.get("other_dialect"))) for node in turns),
-        **{f"budget/{key}": float(value) for key, value in rollout.stats.as_dict().items()},
-    }
-
-
 def _warn_unparsed(step: int, share: float) -> None:
     if share > UNPARSED_ALARM:
         _log.warning(
@@ -238,8 +205,3 @@ def _warn_unparsed(step: int, share: float) -> None:
             step,
             100 * share,
         )
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return float(np.mean(listed)) if listed else float("nan")

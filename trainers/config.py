@@ -165,29 +165,93 @@ class AlgorithmConfig:
     rounds: int = opt(0, "rounds of expansion after them.")
     expansions: int = opt(0, "new trajectories that each round adds to each tree.")
     kept_leaves: int | None = opt(None, "leaves of a tree that are kept for training (null: all).")
+    budget_leaves: int | None = opt(None, "trajectories of a prompt, checked at rounds (null: unbounded).")
     budget_tokens: int | None = opt(None, "generated tokens of a prompt, checked at rounds (null: unbounded).")
+    budget_tool_calls: int | None = opt(None, "tool calls of a prompt, checked at rounds (null: unbounded).")
+    adaptive: float | None = opt(
+        None,
+        "a prompt whose first chains all end after one turn, each of mean negative log-prob below this (nats), gives "
+        "its expansions to the other prompts of the rollout (null: off).",
+    )
     expansion: str = opt("turntree.trainers.expansion:chain", "import path of the expansion rule.")
     expansion_args: dict[str, Any] = opt({}, "keyword arguments of the expansion rule.")
+    dynamic_sampling: int = opt(
+        0, "DAPO: drop groups of equal rewards and sample more prompts, up to this many batches a step (0: off)."
+    )
+    overlong_tokens: int | None = opt(
+        None, "DAPO: sampled tokens of a trajectory at which the overlong penalty is full (null: no penalty)."
+    )
+    overlong_buffer: int = opt(1, "sampled tokens before overlong_tokens over which the penalty grows linearly.")
+    overlong_factor: float = opt(1.0, "the full overlong penalty; it is never larger.")
     credit: str = opt("turntree.trainers.credit:grpo", "import path of the credit rule.")
     credit_args: dict[str, Any] = opt({}, "keyword arguments of the credit rule.")
     min_scored_leaves: int = opt(2, "groups with fewer scored leaves are dropped and counted.")
     shared_turns: str = opt("per_leaf", "weight of a turn shared by leaves: per_leaf (1) or once (1 / leaves).")
-    loss: str = opt("", "import path of a policy loss f(occurrences, denominators) -> PolicyLoss ('' : clipped ratio).")
-    ratio: str = opt("token", "level of the importance ratio: token, turn or sequence (geometric means).")
+    entropy_balance: float = opt(
+        0.0, "AEPO: advantages are multiplied by 1 + this x z-score of the token's entropy in the mini-batch (0: off)."
+    )
+    objective: str = opt(
+        "", "import path of a loss f(occurrences, denominators), or f(pairs, denominators) ('' : the clipped ratio)."
+    )
+    objective_args: dict[str, Any] = opt({}, "keyword arguments of the objective.")
+    pair_min_margin: float = opt(0.0, "objectives of pairs: siblings whose values differ by more than this are paired.")
+    pair_max_per_parent: int | None = opt(None, "objectives of pairs: pairs of one parent, widest first (null: all).")
+    ratio: str = opt("token", "level of the importance ratio: token, turn or sequence.")
+    turn_ratio: str = opt("geometric", "ratio of a turn or sequence: geometric (mean of log-ratios) or product (sum).")
+    ratio_gradient: str = opt(
+        "straight_through", "straight_through: each token its own gradient; true: through the whole turn or sequence."
+    )
+    clip: str = opt("hard", "hard (PPO), soft (clipped tokens keep a gradient), soft_upper (AEPO), or cispo.")
     clip_low: float = opt(0.2, "ratios are clipped below 1 - clip_low.")
     clip_high: float = opt(0.2, "ratios are clipped above 1 + clip_high.")
     dual_clip: float | None = opt(None, "bound of the loss for negative advantages (null: none).")
-    aggregation: str = opt("token-mean", "token-mean or seq-mean-token-mean.")
-    kl_coef: float = opt(0.0, "coefficient of the KL loss against the frozen initial model (0: no reference model).")
-    kl_estimator: str = opt("k3", "k1, k2 or k3.")
+    by_turns: list[dict[str, Any]] = opt(
+        [],
+        "other settings for trajectories of few turns: {max_turns, ratio, clip_low, clip_high} each, smallest first.",
+    )
+    aggregation: str = opt(
+        "token-mean", "token-mean, seq-mean-token-mean, seq-mean-token-sum, seq-mean-token-sum-norm or turn-mean."
+    )
+    sum_norm: float | None = opt(
+        None, "divisor of seq-mean-token-sum-norm (null: the longest trajectory's sampled tokens)."
+    )
+    kl_coef: float = opt(0.0, "coefficient of the KL term against the reference model (0: no reference model).")
+    kl_estimator: str = opt("k3", "k1, k2 or k3; with a trailing +: that value, the gradient of k2.")
+    kl_in: str = opt("loss", "loss, or reward (subtracted from the reward of each sampled token; gives no gradient).")
+    reference_every: int | None = opt(None, "steps after which the policy becomes the reference (null: frozen).")
     entropy_coef: float = opt(0.0, "coefficient of the entropy bonus.")
+    value_coef: float = opt(0.5, "coefficient of the value loss; only for credit rules that need values.")
+    value_clip: float | None = opt(0.5, "range of a value around the old one in the value loss (null: not clipped).")
 
     def __post_init__(self) -> None:
         _finite("algorithm", self)
         for name in ("trees", "chains", "min_scored_leaves"):
             _at_least(f"algorithm.{name}", getattr(self, name), 1)
-        for name in ("rounds", "expansions", "clip_low", "clip_high", "kl_coef"):
+        for name in (
+            "rounds",
+            "expansions",
+            "clip_low",
+            "clip_high",
+            "kl_coef",
+            "adaptive",
+            "dynamic_sampling",
+            "overlong_factor",
+            "entropy_balance",
+            "pair_min_margin",
+            "value_coef",
+            "value_clip",
+        ):
             _at_least(f"algorithm.{name}", getattr(self, name), 0)
+        for name in (
+            "budget_leaves",
+            "budget_tokens",
+            "budget_tool_calls",
+            "overlong_tokens",
+            "overlong_buffer",
+            "pair_max_per_parent",
+            "reference_every",
+        ):
+            _at_least(f"algorithm.{name}", getattr(self, name), 1)
         if bool(self.rounds) != bool(self.expansions):
             raise ConfigError(
                 f"algorithm.rounds={self.rounds} and algorithm.expansions={self.expansions}: "
@@ -195,8 +259,16 @@ class AlgorithmConfig:
             )
         _one_of("algorithm.shared_turns", self.shared_turns, ("per_leaf", "once"))
         _one_of("algorithm.ratio", self.ratio, ("token", "turn", "sequence"))
-        _one_of("algorithm.kl_estimator", self.kl_estimator, ("k1", "k2", "k3"))
-        _one_of("algorithm.aggregation", self.aggregation, ("token-mean", "seq-mean-token-mean"))
+        _one_of("algorithm.turn_ratio", self.turn_ratio, ("geometric", "product"))
+        _one_of("algorithm.ratio_gradient", self.ratio_gradient, ("straight_through", "true"))
+        _one_of("algorithm.clip", self.clip, ("hard", "soft", "soft_upper", "cispo"))
+        _one_of("algorithm.kl_estimator", self.kl_estimator, ("k1", "k2", "k3", "k1+", "k2+", "k3+"))
+        _one_of("algorithm.kl_in", self.kl_in, ("loss", "reward"))
+        _one_of(
+            "algorithm.aggregation",
+            self.aggregation,
+            ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "turn-mean"),
+        )
         leaves = self.chains + self.rounds * self.expansions
         if self.kept_leaves is not None and not 1 <= self.kept_leaves <= leaves:
             raise ConfigError(f"algorithm.kept_leaves={self.kept_leaves}: a tree has {leaves} leaves")

@@ -10,6 +10,7 @@ the published code (``"raw"``).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -23,10 +24,13 @@ from turntree.trainers.tree import Group, Node, Tree
 __all__ = [
     "Advantages",
     "CreditRule",
+    "SIGNALS",
+    "TokenTable",
     "at2po",
     "at2po_reference",
     "at2po_values",
     "child_weights",
+    "credit_needs",
     "drop_small_groups",
     "explain",
     "grpo",
@@ -53,14 +57,41 @@ class Advantages:
 
     ``values[g][l]`` belongs to leaf ``groups[g].scored_leaves()[l]`` and has one float64 per turn of its
     trajectory (``per="turn"``) or per sampled token of it, turn after turn (``per="token"``).
+
+    ``returns``: targets of the value function, per sampled token whatever ``per`` is; only from rules that take
+    values. ``weights``: per turn, factors of the declared weight omega; 0 leaves a turn out of the batch (None: 1).
     """
 
     per: Literal["turn", "token"]
     values: tuple[tuple[FloatArray, ...], ...]
+    returns: tuple[tuple[FloatArray, ...], ...] | None = None
+    weights: tuple[tuple[FloatArray, ...], ...] | None = None
 
 
 CreditRule: TypeAlias = Callable[..., Advantages]
-"""``rule(groups, **options) -> Advantages``."""
+"""``rule(groups, **options) -> Advantages``.
+
+A rule may carry an attribute ``needs``, a tuple of keyword arguments that it wants to be given, each a mapping from
+nodes to float64 arrays with one entry per sampled token of the node's turn:
+
+- ``"values"``: V of the state before the token is sampled, from the value head;
+- ``"token_rewards"``: rewards of single tokens beside the leaf's own, such as -beta KL. For a rule that does not
+  name them they are added to the rewards of the leaves.
+"""
+
+TokenTable: TypeAlias = Mapping[Node, FloatArray]
+SIGNALS = ("values", "token_rewards")
+
+
+def credit_needs(rule: CreditRule) -> tuple[str, ...]:
+    """The signals that ``rule`` wants, see :data:`CreditRule`. Raises ``ConfigError`` for an unknown one."""
+    needs: Any = getattr(rule, "needs", None)
+    if needs is None and isinstance(rule, functools.partial):
+        return credit_needs(rule.func)
+    found = tuple(needs or ())
+    if not set(found) <= set(SIGNALS):
+        raise ConfigError(f"credit rule {rule!r}: needs must be some of {SIGNALS}, found {needs!r}")
+    return found
 
 
 # Shared arithmetic

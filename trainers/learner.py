@@ -57,7 +57,7 @@ from turntree.trainers.config import RunConfig
 from turntree.trainers.evaluate import Evaluation, evaluate
 from turntree.trainers.forward import check_packed
 from turntree.trainers.interrupt import stop_on_interrupt
-from turntree.trainers.losses import Aggregation, Denominators, RatioLevel
+from turntree.trainers.losses import Aggregation, Denominators, RatioGradient, RatioLevel, TurnRatio
 from turntree.trainers.objectives import PolicyObjective, combine_metrics
 from turntree.trainers.packing import Pack, SharedTurns
 from turntree.trainers.rollout import Prompt, Rollout, grow
@@ -275,6 +275,8 @@ class _Run:
         return PolicyObjective(
             self.bench.model,
             ratio=cast("RatioLevel", algorithm.ratio),
+            turn_ratio=cast("TurnRatio", algorithm.turn_ratio),
+            ratio_gradient=cast("RatioGradient", algorithm.ratio_gradient),
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
             dual_clip=algorithm.dual_clip,

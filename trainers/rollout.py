@@ -172,7 +172,8 @@ class _Nursery:
                 copy = replace(root, children=[])
                 task = prompt.task if isinstance(prompt.task, Question) else None
                 share = (self.plan.budget or Budget()).share(index, self.plan.trees)
-                growth = _Growth(prompt, Tree(copy, prompt.uid, index, task), share)
+                seed = derive_seed(self.setting.run_seed, prompt.uid, index, "tree")
+                growth = _Growth(prompt, Tree(copy, prompt.uid, index, task, seed=seed), share)
                 out[-1].append(growth)
                 yield growth
 

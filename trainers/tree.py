@@ -122,13 +122,18 @@ class Node:
 
 @dataclass(eq=False, slots=True)
 class Tree:
-    """All trajectories that grew from one root. ``index`` counts the trees of a prompt from 0."""
+    """All trajectories that grew from one root. ``index`` counts the trees of a prompt from 0.
+
+    ``seed`` derives from the run, the prompt and ``index``: expansion rules that decide node by node draw from
+    ``derive_rng(tree.seed, node.path, ...)``.
+    """
 
     root: Node
     prompt_uid: str = ""
     index: int = 0
     task: Question | None = None
     rounds: int = 0
+    seed: int = 0
 
     def nodes(self) -> list[Node]:
         """All nodes breadth first, children in order, the root first."""

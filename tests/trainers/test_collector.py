@@ -17,10 +17,11 @@ from turntree.agents.engines.hf import HFEngine
 from turntree.envs.task import FrozenDict, Question
 from turntree.errors import ConfigError
 from turntree.trainers.build import Bench, Task, build_bench, build_task, growth_plan, limits, rollout_sampling
-from turntree.trainers.collector import Collected, PromptStream, TreeCollector, by_node, rollout_metrics
+from turntree.trainers.collector import Collected, PromptStream, TreeCollector, by_node
 from turntree.trainers.config import RunConfig
 from turntree.trainers.credit import Advantages, grpo
 from turntree.trainers.losses import Denominators
+from turntree.trainers.metrics import rollout_metrics
 from turntree.trainers.objectives import PolicyObjective, combine_metrics
 from turntree.trainers.packing import column
 from turntree.trainers.rollout import Prompt, Rollout, RolloutStats, grow

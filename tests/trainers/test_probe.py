@@ -21,7 +21,7 @@ MAKERS: dict[str, Callable[[RunConfig], Any]] = {
     "reward.finisher": finisher,
     "algorithm.credit": lambda config: credit_rule(config.algorithm),
     "algorithm.expansion": lambda config: growth_plan(config.algorithm),
-    "algorithm.loss": lambda config: loss_function(config.algorithm),
+    "algorithm.objective": lambda config: loss_function(config.algorithm),
 }
 
 
@@ -72,7 +72,7 @@ def test_what_is_no_rule_is_refused_by_name(bed: Any, option: str, found: str) -
         ("reward.finisher=users_rules:root_only", r"reward\.finisher=users_rules:root_only.*one batch"),
         ("algorithm.credit=users_rules:constant", r"algorithm\.credit=users_rules:constant.*Advantages"),
         ("algorithm.expansion=users_rules:constant", r"algorithm\.expansion=users_rules:constant failed"),
-        ("algorithm.loss=users_rules:constant", r"algorithm\.loss=users_rules:constant failed"),
+        ("algorithm.objective=users_rules:constant", r"algorithm\.objective=users_rules:constant failed"),
     ],
 )
 def test_the_wrong_kind_of_rule_is_refused_by_name(bed: Any, overrides: str, words: str) -> None:
@@ -90,7 +90,7 @@ def test_the_wrong_kind_of_rule_is_refused_by_name(bed: Any, overrides: str, wor
         *(f"algorithm.expansion=turntree.trainers.expansion:{rule}" for rule in ("random_nodes", "entropy")),
         "algorithm.credit=users_rules:halved algorithm.credit_args.factor=0.25",
         "algorithm.expansion=users_rules:root_only",
-        "algorithm.loss=users_rules:flat",
+        "algorithm.objective=users_rules:flat",
         "reward.scorer=users_rules:constant",
         "reward.finisher=users_rules:first_gold",
         *(f"reward.name={name}" for name in ("em", "f1", "tree_grpo", "atpo", "users_rules:busy")),
