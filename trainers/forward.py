@@ -22,32 +22,43 @@ __all__ = ["PackedOutput", "check_packed", "packed_logprobs", "row_logprobs", "s
 class PackedOutput:
     """Per token of a pack, at least float32, [N], 0 where the token was not sampled.
 
-    ``logp``: log-prob of the token given its path; ``entropy``: in nats, of the distribution it was drawn from.
+    ``logp``: log-prob of the token given its path; ``entropy``: in nats, of the distribution it was drawn from;
+    ``value``: value of the state that the token was sampled in.
     """
 
     logp: Tensor
     entropy: Tensor | None = None
+    value: Tensor | None = None
 
 
 def packed_logprobs(
-    model: nn.Module, pack: Pack, *, temperature: float = 1.0, entropy: bool = False, chunk: int = 4096
+    model: nn.Module,
+    pack: Pack,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    value_head: nn.Module | None = None,
+    chunk: int = 4096,
 ) -> PackedOutput:
     """Run the network once over the pack and read the sampled tokens' log-probs.
 
     ``temperature`` is the sampling temperature; 0 (greedy) means the untempered distribution. The vocabulary
     projection runs only where a sampled token is predicted (from its predecessor on its path), ``chunk`` positions at
-    a time, the soft-max in float32. Raises ``ConfigError`` for a model that cannot run on packed trees.
+    a time, the soft-max in float32. ``value_head`` maps the hidden states before the sampled tokens [P, D] to values
+    [P] (:class:`turntree.trainers.value_head.ValueHead`). Raises ``ConfigError`` for a model that cannot run on packed
+    trees.
     """
     device = next(model.parameters()).device
     ids, predecessor = column(pack, "tokens", "ids").to(device), column(pack, "tokens", "predecessor").to(device)
     target = torch.nonzero(column(pack, "tokens", "loss_mask").to(device)).flatten()
     hidden = _hidden(model, pack, device)[predecessor[target]]
     values, entropies = _head(model, hidden, ids[target], temperature, entropy, chunk)
-    zeros = values.new_zeros(len(ids))
-    return PackedOutput(
-        logp=zeros.index_copy(0, target, values),
-        entropy=zeros.index_copy(0, target, entropies) if entropies is not None else None,
-    )
+    states = value_head(hidden) if value_head is not None else None
+
+    def scattered(column: Tensor | None) -> Tensor | None:
+        return None if column is None else column.new_zeros(len(ids)).index_copy(0, target, column)
+
+    return PackedOutput(cast("Tensor", scattered(values)), scattered(entropies), scattered(states))
 
 
 def _hidden(model: nn.Module, pack: Pack, device: torch.device) -> Tensor:
@@ -152,13 +163,24 @@ def score_packs(
     *,
     key: Literal["old_logp", "ref_logp"] = "old_logp",
     temperature: float = 1.0,
+    entropy: bool = False,
+    value_head: nn.Module | None = None,
     chunk: int = 4096,
 ) -> None:
-    """Write the model's log-probs into ``tokens[key]`` of every pack, in place, without a graph."""
+    """Write the model's log-probs into ``tokens[key]`` of every pack, in place, without a graph.
+
+    With ``entropy`` also ``tokens.old_entropy``, with a ``value_head`` also ``tokens.value``.
+    """
     with torch.no_grad(), _evaluating(model):
         for pack in packs:
-            output = packed_logprobs(model, pack, temperature=temperature, chunk=chunk)
-            table(pack, "tokens").set(key, output.logp.to(column(pack, "tokens", "ids").device))
+            output = packed_logprobs(
+                model, pack, temperature=temperature, entropy=entropy, value_head=value_head, chunk=chunk
+            )
+            device = column(pack, "tokens", "ids").device
+            columns = {key: output.logp, "old_entropy": output.entropy, "value": output.value}
+            for name, values in columns.items():
+                if values is not None:
+                    table(pack, "tokens").set(name, values.to(device))
 
 
 @contextmanager

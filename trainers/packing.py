@@ -7,21 +7,23 @@ A *pack* is one ``TensorDict`` with three nested tables:
     token below it; ``predecessor`` int64, index of the token before it *on its path*, -1 for a first token;
     ``turn_id`` int64, unique per turn in the pack, -1 for environment tokens; ``loss_mask`` bool, true on sampled
     tokens; ``sampler_logp`` float32; ``version`` int64, of the weights that sampled the token. ``old_logp``,
-    ``ref_logp`` and ``value`` (float32) are absent until a score pass has written them.
+    ``ref_logp``, ``value`` and ``old_entropy`` (float32) are absent until a score pass has written them.
 ``occurrences`` (batch ``[O]``), one row per (scored leaf, sampled token), by leaf, then position
     ``token``, index into ``tokens``; ``leaf``, index into ``rows``; ``turn``, segment number, unique per (leaf,
     turn); ``turn_index``, the turn's place on its path from 0; ``advantage``, ``ret`` float32, 0 until written;
     ``weight`` float32, the declared weight omega of a shared turn.
 ``rows`` (batch ``[R]``), one per scored leaf
     ``group``, index into the packed groups; ``leaf``, index into ``group.scored_leaves()``; ``tree``; ``end``, index
-    of the trajectory's last token.
+    of the trajectory's last token; ``turn``, segment number of its last sampled turn, -1 without any.
+``pairs`` (batch ``[P]``, packs of :func:`pack_pairs` only), one per pair of sibling turns
+    ``winner``, ``loser``, segment numbers as in ``occurrences.turn``; ``margin`` float32.
 
 A query token ``q`` sees a key ``k`` iff ``k <= q < subtree_end[k]``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
@@ -31,14 +33,27 @@ import torch
 from tensordict import TensorDict
 
 from turntree.errors import ConfigError, DataError
-from turntree.trainers.tree import Group, Node
+from turntree.trainers.tree import Group, Node, Tree
 
 if TYPE_CHECKING:
     from turntree.trainers.credit import Advantages
+    from turntree.trainers.pairs import Pair
 
-__all__ = ["Pack", "SharedTurns", "column", "pack_groups", "row_tokens", "table", "write_advantages"]
+__all__ = [
+    "Pack",
+    "SharedTurns",
+    "column",
+    "pack_groups",
+    "pack_pairs",
+    "row_tokens",
+    "table",
+    "turn_columns",
+    "write_advantages",
+]
 
 Pack: TypeAlias = TensorDict
+
+_ROW = ("group", "leaf", "tree", "end", "turn")
 
 SharedTurns = Literal["per_leaf", "once"]
 """Weight of a turn that several leaves share: 1 in each of them, or 1 / (number of its scored leaves)."""
@@ -89,9 +104,69 @@ def pack_groups(groups: Sequence[Group], *, max_pack_tokens: int, shared_turns: 
     if shared_turns not in ("per_leaf", "once"):
         raise ConfigError(f"shared_turns must be 'per_leaf' or 'once', found {shared_turns!r}")
     trees = list(_trees(groups))
-    sharing = _sharing(leaf for leaves in trees for leaf in leaves) if shared_turns == "once" else None
+    sharing = _sharing(leaf for leaves in trees for leaf in leaves) if shared_turns == "once" else {}
     parts = [part for leaves in trees for part in _cut(leaves, max_pack_tokens)]
-    return [_build(bin_, sharing) for bin_ in _first_fit(parts, max_pack_tokens)]
+    return [
+        _build(bin_, lambda node, leaf: 1.0 / sharing.get(id(node), 1)) for bin_ in _first_fit(parts, max_pack_tokens)
+    ]
+
+
+def pack_pairs(groups: Sequence[Group], *, max_pack_tokens: int, pairs: Callable[[Group], list[Pair]]) -> list[Pack]:
+    """Pack the sibling turns that ``pairs`` compares, each with the path before it, winners beside their losers.
+
+    A row is one such turn; only the turn itself has weight (1), whatever comes before is context. A tree over
+    ``max_pack_tokens`` is cut between parents. Each pack has a ``pairs`` table; a group without pairs gives none.
+    Pairs of a turn without sampled tokens are left out. Raises as :func:`pack_groups`.
+    """
+    if max_pack_tokens < 1:
+        raise ConfigError(f"max_pack_tokens must be at least 1, found {max_pack_tokens}")
+    chosen = [[p for p in pairs(group) if p.winner.turn_ids and p.loser.turn_ids] for group in groups]
+    parts = [
+        part
+        for g, (group, found) in enumerate(zip(groups, chosen))
+        for tree in group.trees
+        for part in _pair_parts(g, group, tree, found, max_pack_tokens)
+    ]
+    return [_build_pairs(bin_, [p for found in chosen for p in found]) for bin_ in _first_fit(parts, max_pack_tokens)]
+
+
+def _pair_parts(g: int, group: Group, tree: Tree, pairs: Sequence[Pair], budget: int) -> Iterator[_Part]:
+    """The paired turns of one tree depth first: in one part where they fit, else one part a parent."""
+    turns = {id(node) for pair in pairs for node in (pair.winner, pair.loser)}
+    leaves = [
+        _Leaf(
+            g, tree.index, i, (tree.root, *node.trajectory()), f"prompt {group.uid!r}, tree {tree.index}, {node.path}"
+        )
+        for i, node in enumerate(tree.root.walk())
+        if id(node) in turns
+    ]
+    if not leaves or _size(leaves) <= budget:
+        yield from [_Part(tuple(leaves), _size(leaves))] if leaves else []
+        return
+    families: dict[int, list[_Leaf]] = {}
+    for leaf in leaves:
+        families.setdefault(id(leaf.path[-2]), []).append(leaf)
+    for family in families.values():
+        yield _Part(tuple(family), _size(family))
+
+
+def _size(leaves: Sequence[_Leaf]) -> int:
+    """Tokens of the leaves' paths, each node once."""
+    return _length({id(node): node for leaf in leaves for node in leaf.path}.values())
+
+
+def _build_pairs(parts: Sequence[_Part], pairs: Sequence[Pair]) -> Pack:
+    pack = _build(parts, lambda node, leaf: float(node is leaf.path[-1]))
+    turns = column(pack, "rows", "turn").tolist()
+    segment = {id(leaf.path[-1]): turns[i] for i, leaf in enumerate(leaf for part in parts for leaf in part.leaves)}
+    here = [pair for pair in pairs if id(pair.winner) in segment]
+    columns = {
+        "winner": torch.tensor([segment[id(p.winner)] for p in here], dtype=torch.int64),
+        "loser": torch.tensor([segment[id(p.loser)] for p in here], dtype=torch.int64),
+        "margin": torch.tensor([p.margin for p in here], dtype=torch.float32),
+    }
+    pack.set("pairs", TensorDict(columns, batch_size=[len(here)]))
+    return pack
 
 
 def _trees(groups: Sequence[Group]) -> Iterator[list[_Leaf]]:
@@ -221,16 +296,17 @@ def _check_lengths(node: Node, name: str) -> None:
         )
 
 
-def _build(parts: Sequence[_Part], sharing: dict[int, int] | None) -> Pack:
+def _build(parts: Sequence[_Part], omega: Callable[[Node, _Leaf], float]) -> Pack:
     tokens = _Table()
     token: list[int] = []
     leaf_of: list[int] = []
     turn: list[int] = []
     turn_index: list[int] = []
     weight: list[float] = []
-    rows: list[tuple[int, int, int, int]] = []
+    rows: list[tuple[int, int, int, int, int]] = []
     segments = 0
     for leaf, spans in _layout(parts, tokens):
+        last = -1
         for depth, (node, span) in enumerate(zip(leaf.path, spans)):
             count = span.turn_end - span.start
             if not count:
@@ -239,20 +315,21 @@ def _build(parts: Sequence[_Part], sharing: dict[int, int] | None) -> Pack:
             leaf_of += [len(rows)] * count
             turn += [segments] * count
             turn_index += [depth - 1] * count
-            weight += [1.0 / sharing[id(node)] if sharing is not None else 1.0] * count
+            weight += [omega(node, leaf)] * count
+            last = segments
             segments += 1
-        rows.append((leaf.group, leaf.index, leaf.tree, spans[-1].last))
+        rows.append((leaf.group, leaf.index, leaf.tree, spans[-1].last, last))
     ints = {"token": token, "leaf": leaf_of, "turn": turn, "turn_index": turn_index}
     columns = {name: torch.tensor(values, dtype=torch.int64) for name, values in ints.items()}
     columns["weight"] = torch.tensor(weight, dtype=torch.float32)
     columns["advantage"] = torch.zeros(len(token))
     columns["ret"] = torch.zeros(len(token))
-    row_columns = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), 4).unbind(1)
+    row_columns = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), len(_ROW)).unbind(1)
     return TensorDict(
         {
             "tokens": tokens.tensors(),
             "occurrences": TensorDict(columns, batch_size=[len(token)]),
-            "rows": TensorDict(dict(zip(("group", "leaf", "tree", "end"), row_columns)), batch_size=[len(rows)]),
+            "rows": TensorDict(dict(zip(_ROW, row_columns)), batch_size=[len(rows)]),
         },
         batch_size=[],
     )
@@ -280,40 +357,73 @@ def _close(tokens: _Table, path: Sequence[Node], spans: list[_Span], keep: int) 
 
 
 def write_advantages(packs: Sequence[Pack], advantages: Advantages) -> None:
-    """Write the credit rule's float64 advantages into the packs' ``occurrences`` as float32, in place.
+    """Write what the credit rule gave into the packs' ``occurrences``, in place, as float32. Call it once a pack.
 
-    ``advantages.values[g][l]`` holds, for the ``l``-th scored leaf of group ``g``, one value per turn of its path
-    (``per="turn"``) or one per sampled token (``per="token"``). Raises ``DataError`` naming the row otherwise.
+    For the ``l``-th scored leaf of group ``g``, ``advantages.values[g][l]`` holds one value per turn of its path
+    (``per="turn"``) or one per sampled token (``per="token"``); ``returns``, per sampled token, go to ``ret``;
+    ``weights``, per turn, multiply ``weight``. Raises ``DataError`` naming the row where they do not fit.
     """
     for pack in packs:
-        turn_index = column(pack, "occurrences", "turn_index").numpy()
-        groups, leaves = column(pack, "rows", "group").tolist(), column(pack, "rows", "leaf").tolist()
-        starts = np.searchsorted(column(pack, "occurrences", "leaf").numpy(), np.arange(len(groups) + 1)).tolist()
-        out = np.zeros(len(turn_index))
-        for group, leaf, start, stop in zip(groups, leaves, starts, starts[1:]):
-            values = _row_values(advantages, group, leaf)
-            picked = turn_index[start:stop] if advantages.per == "turn" else np.arange(stop - start)
-            _check_row(values, picked, advantages.per, f"group {group}, scored leaf {leaf}")
-            out[start:stop] = values[picked]
-        table(pack, "occurrences").set("advantage", torch.from_numpy(out).to(torch.float32))
+        turn = column(pack, "occurrences", "turn_index").numpy()
+        columns = {"advantage": _spread(pack, turn, advantages.values, advantages.per, "advantages")}
+        if advantages.returns is not None:
+            columns["ret"] = _spread(pack, turn, advantages.returns, "token", "returns")
+        if advantages.weights is not None:
+            weight = column(pack, "occurrences", "weight").numpy()
+            columns["weight"] = weight * _spread(pack, turn, advantages.weights, "turn", "weights")
+        for name, values in columns.items():
+            table(pack, "occurrences").set(name, torch.from_numpy(values).to(torch.float32))
 
 
-def _row_values(advantages: Advantages, group: int, leaf: int) -> npt.NDArray[np.float64]:
+_Rows: TypeAlias = Sequence[Sequence[npt.NDArray[np.float64]]]
+
+
+def _spread(pack: Pack, turn: npt.NDArray[np.int64], rows: _Rows, per: str, what: str) -> npt.NDArray[np.float64]:
+    """``rows[group][leaf]`` as one float64 column over the pack's occurrences [O]."""
+    groups, leaves = column(pack, "rows", "group").tolist(), column(pack, "rows", "leaf").tolist()
+    starts = np.searchsorted(column(pack, "occurrences", "leaf").numpy(), np.arange(len(groups) + 1)).tolist()
+    out = np.zeros(len(turn))
+    for group, leaf, start, stop in zip(groups, leaves, starts, starts[1:]):
+        values = _row_values(rows, group, leaf, what)
+        picked = turn[start:stop] if per == "turn" else np.arange(stop - start)
+        _check_row(values, picked, per, f"group {group}, scored leaf {leaf}", what)
+        out[start:stop] = values[picked]
+    return out
+
+
+def _row_values(rows: _Rows, group: int, leaf: int, what: str) -> npt.NDArray[np.float64]:
     try:
-        return np.asarray(advantages.values[group][leaf], dtype=np.float64)
+        return np.asarray(rows[group][leaf], dtype=np.float64)
     except (IndexError, KeyError):
         raise DataError(
-            f"no advantages for group {group}, scored leaf {leaf}; credit must run over the same groups, in the same "
+            f"no {what} for group {group}, scored leaf {leaf}; credit must run over the same groups, in the same "
             "order, as were packed"
         ) from None
 
 
-def _check_row(values: npt.NDArray[np.float64], picked: npt.NDArray[np.int64], per: str, name: str) -> None:
+def _check_row(values: npt.NDArray[np.float64], picked: npt.NDArray[np.int64], per: str, name: str, what: str) -> None:
     needed = int(picked.max()) + 1 if picked.size else 0
     if len(values) < needed or (per == "token" and len(values) != needed):
-        raise DataError(f"{name}: expected at least {needed} advantages (one a {per}), found {len(values)}")
+        raise DataError(f"{name}: expected at least {needed} {what} (one a {per}), found {len(values)}")
     if not np.isfinite(values).all():
-        raise DataError(f"{name}: advantages must be finite, found {values}")
+        raise DataError(f"{name}: {what} must be finite, found {values}")
+
+
+def turn_columns(packs: Sequence[Pack], groups: Sequence[Group], key: str) -> dict[Node, npt.NDArray[np.float64]]:
+    """``tokens[key]`` of all packs of ``groups``, as one float64 array per node: an entry for each sampled token."""
+    trajectories = [[leaf.trajectory() for leaf in group.scored_leaves()] for group in groups]
+    nodes = (node for group in trajectories for path in group for node in path)
+    out = {node: np.zeros(0) for node in nodes if not node.turn_ids}
+    for pack in packs:
+        values = column(pack, "tokens", key).double().numpy()
+        occurrences = table(pack, "occurrences")
+        leaf_of, turn, token = (occurrences.get(name).numpy() for name in ("leaf", "turn_index", "token"))
+        where = zip(column(pack, "rows", "group").tolist(), column(pack, "rows", "leaf").tolist())
+        paths = [trajectories[g][leaf] for g, leaf in where]
+        starts = np.flatnonzero(np.diff(leaf_of, prepend=-1) | np.diff(turn, prepend=-1))
+        for start, stop in zip(starts, [*starts[1:], len(token)]):
+            out.setdefault(paths[leaf_of[start]][turn[start]], values[token[start:stop]])
+    return out
 
 
 def row_tokens(pack: Pack) -> list[torch.Tensor]:

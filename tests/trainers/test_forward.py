@@ -24,8 +24,9 @@ from transformers import (
 from turntree.errors import ConfigError
 from turntree.trainers import forward, tree_attention
 from turntree.trainers.forward import check_packed, packed_logprobs, row_logprobs, score_packs
-from turntree.trainers.packing import Pack, column, pack_groups, table
+from turntree.trainers.packing import Pack, column, pack_groups, row_tokens, table
 from turntree.trainers.tree import Group
+from turntree.trainers.value_head import ValueHead
 
 Groups = Callable[..., list[Group]]
 seeds = st.integers(0, 10_000)
@@ -167,3 +168,30 @@ def test_models_that_change_their_logits_are_refused(random_groups: Groups, tiny
     model.config.final_logit_softcapping = 30.0
     with pytest.raises(ConfigError, match="final_logit_softcapping=30"):
         packed_logprobs(model, pack)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=seeds, budget=st.sampled_from([1, 40, 10_000]))
+def test_values_are_read_before_each_sampled_token(
+    random_groups: Groups, tiny_llama: LlamaForCausalLM, seed: int, budget: int
+) -> None:
+    head = ValueHead.of(tiny_llama)
+    with torch.no_grad():
+        head.weight.normal_(generator=torch.Generator().manual_seed(0))
+        head.bias.fill_(0.3)
+    for pack in pack_groups(random_groups(seed), max_pack_tokens=budget):
+        score_packs(tiny_llama, [pack], value_head=head, entropy=True)
+        assert (column(pack, "tokens", "old_entropy") >= 0).all()
+        for path in row_tokens(pack):
+            ids, mask = column(pack, "tokens", "ids")[path], column(pack, "tokens", "loss_mask")[path]
+            states = tiny_llama.get_decoder()(input_ids=ids[None]).last_hidden_state[0]
+            expected = torch.where(mask[1:], head(states[:-1]), 0.0)
+            torch.testing.assert_close(column(pack, "tokens", "value")[path][1:], expected, rtol=0, atol=1e-5)
+
+
+def test_a_new_value_head_gives_zero(tiny_llama: LlamaForCausalLM, random_groups: Groups) -> None:
+    (pack, *_) = pack_groups(random_groups(3), max_pack_tokens=10_000)
+    output = packed_logprobs(tiny_llama, pack, value_head=ValueHead.of(tiny_llama))
+    assert output.value is not None
+    assert output.value.requires_grad
+    assert (output.value == 0).all()

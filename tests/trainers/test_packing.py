@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from turntree.errors import ConfigError, DataError
 from turntree.trainers.credit import Advantages
-from turntree.trainers.packing import Pack, column, pack_groups, row_tokens, table, write_advantages
+from turntree.trainers.packing import (
+    Pack,
+    column,
+    pack_groups,
+    pack_pairs,
+    row_tokens,
+    table,
+    turn_columns,
+    write_advantages,
+)
+from turntree.trainers.pairs import Pair, sibling_pairs
 from turntree.trainers.tree import Group, Node, Tree
 
 Groups = Callable[..., list[Group]]
@@ -172,3 +182,82 @@ def test_advantages_of_other_groups_are_refused(random_groups: Groups) -> None:
     infinite = tuple(tuple(np.full(9, np.nan) for _ in g.scored_leaves()) for g in groups)
     with pytest.raises(DataError, match="finite"):
         write_advantages(packs, Advantages(per="turn", values=infinite))
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=seeds, budget=budgets)
+def test_returns_and_weights_land_on_their_tokens(random_groups: Groups, seed: int, budget: int) -> None:
+    groups = random_groups(seed)
+    returns = tuple(tuple(np.arange(len(sampled(leaf))) + 0.5 for leaf in g.scored_leaves()) for g in groups)
+    zeros = tuple(tuple(np.zeros(leaf.depth) for leaf in g.scored_leaves()) for g in groups)
+    weights = tuple(tuple(np.arange(leaf.depth) % 2.0 for leaf in g.scored_leaves()) for g in groups)
+    packs = pack_groups(groups, max_pack_tokens=budget, shared_turns="once")
+    before = [column(pack, "occurrences", "weight").clone() for pack in packs]
+    write_advantages(packs, Advantages("turn", zeros, returns=returns, weights=weights))
+    for pack, omega in zip(packs, before, strict=True):
+        leaf = column(pack, "occurrences", "leaf")
+        for r in range(len(table(pack, "rows"))):
+            count = int((leaf == r).sum())
+            assert column(pack, "occurrences", "ret")[leaf == r].tolist() == [i + 0.5 for i in range(count)]
+        factor = column(pack, "occurrences", "turn_index") % 2
+        torch.testing.assert_close(column(pack, "occurrences", "weight"), omega * factor)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=seeds, budget=budgets)
+def test_columns_come_back_by_node(random_groups: Groups, seed: int, budget: int) -> None:
+    groups = random_groups(seed)
+    found = turn_columns(pack_groups(groups, max_pack_tokens=budget), groups, "sampler_logp")
+    nodes = {node for group in groups for leaf in group.scored_leaves() for node in leaf.trajectory()}
+    assert found.keys() == nodes
+    for node, values in found.items():
+        np.testing.assert_allclose(values, node.logprobs, rtol=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=seeds, budget=budgets)
+def test_pairs_are_packed_side_by_side_with_their_context(random_groups: Groups, seed: int, budget: int) -> None:
+    groups = random_groups(seed)
+    packs = pack_pairs(groups, max_pack_tokens=budget, pairs=sibling_pairs)
+    wanted = {(id(p.winner), id(p.loser)): p for g in groups for p in sibling_pairs(g)}
+    turns = {tuple(n.turn_ids): n for g in groups for t in g.trees for n in t.nodes() if n.turn_ids}
+    count = 0
+    for pack in packs:
+        occurrences, ids = table(pack, "occurrences"), column(pack, "tokens", "ids")
+        paths = row_tokens(pack)
+        for row, path in enumerate(paths):
+            segment = int(column(pack, "rows", "turn")[row])
+            mine = occurrences["leaf"] == row
+            assert (occurrences["weight"][mine] == (occurrences["turn"][mine] == segment)).all()
+            assert column(pack, "tokens", "position")[path].tolist() == list(range(len(path)))
+        for winner, loser, margin in zip(*(pack["pairs", k].tolist() for k in ("winner", "loser", "margin"))):
+            count += 1
+            rows = [column(pack, "rows", "turn").tolist().index(segment) for segment in (winner, loser)]
+            contexts, sides = [], []
+            for row, segment in zip(rows, (winner, loser), strict=True):
+                token = occurrences["token"][occurrences["turn"] == segment]
+                sides.append(tuple(ids[token].tolist()))
+                before = paths[row].tolist()
+                contexts.append(ids[before[: before.index(int(token[0]))]].tolist())
+            assert contexts[0] == contexts[1]
+            assert margin > 0
+            assert sides[0] in turns
+            assert sides[1] in turns
+    assert count == len(wanted)
+    whole = pack_pairs(groups, max_pack_tokens=100_000, pairs=sibling_pairs)
+    unique = {id(n): n for p in wanted.values() for side in (p.winner, p.loser) for n in (*side.trajectory(),)}
+    roots = {id(t.root): t.root for g in groups for t in g.trees if any(id(n) in unique for n in t.nodes())}
+    size = sum(len(n.turn_ids) + len(n.observation_ids) for n in (*unique.values(), *roots.values()))
+    assert sum(len(table(pack, "tokens")) for pack in whole) == size
+
+
+def test_a_pair_with_an_empty_turn_is_left_out() -> None:
+    root = Node(observation_ids=(1, 2))
+    made = [Node(ordinal=i, turn_ids=ids, logprobs=(-1.0,) * len(ids)) for i, ids in enumerate([(3,), (), (4, 5)])]
+    for node in made:
+        node.status, node.reward = "answered", float(node.ordinal)
+        root.add_child(node)
+    pairs = [Pair(made[1], made[0], 1.0), Pair(made[2], made[0], 2.0)]
+    (pack,) = pack_pairs([Group("q", [Tree(root)])], max_pack_tokens=100, pairs=lambda _: pairs)
+    assert pack["pairs", "margin"].tolist() == [2.0]
+    assert column(pack, "tokens", "ids").tolist() == [1, 2, 3, 4, 5]
