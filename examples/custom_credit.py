@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
             "trainer.eval_every=2",
             "trainer.eval_questions=4",
         ],
-        on_step=lambda step, metrics: print(f"step {step}: reward {metrics['reward/mean']:.3f}"),
+        on_step=lambda step, metrics: print(f"step {step}: reward {metrics['critic/rewards/mean']:.3f}"),
     )
     progress = result.progress
     print(f"{progress.trajectories} trajectories, {progress.generated_tokens} tokens -> {result.folder}")

@@ -21,6 +21,7 @@ from turntree.errors import ConfigError, TurnTreeError
 from turntree.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from turntree.trainers.compose import config_groups
 from turntree.trainers.config import documented_options
+from turntree.trainers.metrics import TIMING
 from turntree.trainers.run_folder import read_metrics
 
 SCRIPT = Path(sys.executable).with_name("turntree")
@@ -235,12 +236,12 @@ OWN = {
 }  # fmt: skip
 
 CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "grammar": lambda row: row["total/tool_calls"] > 0 == row["rollout/answered"],
-    "reward": lambda row: 0 < row["reward/mean"] < 1,
-    "scorer": lambda row: row["reward/mean"] == 0.25,
-    "credit": lambda row: row["train/loss_objective"] == 0 < row["rollout/mixed_groups"],
+    "grammar": lambda row: row["total/tool_calls"] > 0 == row["tree/answered"],
+    "reward": lambda row: 0 < row["critic/rewards/mean"] < 1,
+    "scorer": lambda row: row["critic/rewards/mean"] == 0.25,
+    "credit": lambda row: row["actor/pg_loss"] == 0 < row["tree/mixed_groups"],
     "expansion": lambda row: row["budget/trajectories"] == 4 * 3,
-    "loss": lambda row: row["train/loss_objective"] >= 7 and row["train/grad_norm"] == 0,
+    "loss": lambda row: row["actor/pg_loss"] >= 7 and row["actor/grad_norm"] == 0,
 }
 
 
@@ -337,7 +338,8 @@ def test_kill_9_and_resume_is_never_stopped(bed: Any, tmp_path: Path, seed: int)
     run_train([*map(str, arguments(run)), "resume=true"])
 
     def measured(folder: Path) -> list[dict[str, Any]]:
-        return [{k: v for k, v in r.items() if "seconds" not in k} for r in read_metrics(folder / "metrics.jsonl")]
+        read = read_metrics(folder / "metrics.jsonl")
+        return [{k: v for k, v in row.items() if not k.startswith(TIMING)} for row in read]
 
     assert measured(run) == measured(tmp_path / "straight")
     for file in ("model/model.safetensors", "trees/step-00000008.jsonl.zst"):

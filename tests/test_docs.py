@@ -226,10 +226,17 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def general_key(key: str) -> str:
+    """A metric as the page names it: kinds, depths and parts stand for all of theirs."""
+    key = re.sub(r"/(error|truncated)/[^/]+/count", r"/\1/<kind>/count", key)
+    key = re.sub(r"^(tree/\w+_depth)/\d+$", r"\1/<depth>", key)
+    return re.sub(r"^tree/reward/.+$", "tree/reward/<part>", key)
+
+
 def test_every_metric_of_a_run_is_explained(tiny_run: Path) -> None:
     text = prose(ROOT / "docs" / "running.md")
     written = {key for row in rows(tiny_run / "metrics.jsonl") for key in row}
-    general = {re.sub(r"/(error|truncated)/[^/]+/count", r"/\1/<kind>/count", key) for key in written}
+    general = {general_key(key) for key in written}
     assert not sorted(key for key in general if f"`{key}`" not in text)
 
 

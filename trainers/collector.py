@@ -22,7 +22,7 @@ from torchrl.collectors import BaseCollector
 from turntree.envs.task import Question
 from turntree.trainers.credit import Advantages, CreditRule
 from turntree.trainers.forward import score_packs
-from turntree.trainers.metrics import mismatch, rollout_metrics
+from turntree.trainers.metrics import collected_metrics
 from turntree.trainers.packing import Pack, SharedTurns, pack_groups, write_advantages
 from turntree.trainers.rollout import Prompt, Rollout
 from turntree.trainers.seeds import derive_seed
@@ -139,7 +139,7 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
         rollout = self.rollout(self.stream.step(step))
         rollout_seconds = time.monotonic() - start
         collected = self.prepare(step, rollout)
-        collected.metrics["seconds/rollout"] = rollout_seconds
+        collected.metrics["timing_s/gen"] = rollout_seconds
         tokens = rollout.stats.generated_tokens
         mask = TensorDict({"mask": torch.ones(tokens, dtype=torch.bool)}, batch_size=[tokens])
         batch = TensorDict({"collector": mask}, batch_size=[])
@@ -163,7 +163,7 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
         advantages = self.credit(kept.groups)
         for rows, minibatch in zip(slices, minibatches, strict=True):
             write_advantages(minibatch, replace(advantages, values=advantages.values[rows]))
-        metrics = {**rollout_metrics(kept), **mismatch(packs), "seconds/score": time.monotonic() - start}
+        metrics = {**collected_metrics(kept, packs, advantages), "timing_s/score": time.monotonic() - start}
         _warn_unparsed(step, metrics["actions/unparsed_frac"])
         return Collected(step, replace(rollout, stats=kept.stats), kept.groups, minibatches, advantages, metrics)
 

@@ -58,6 +58,7 @@ from turntree.trainers.evaluate import Evaluation, evaluate
 from turntree.trainers.forward import check_packed
 from turntree.trainers.interrupt import stop_on_interrupt
 from turntree.trainers.losses import Aggregation, Denominators, RatioGradient, RatioLevel, TurnRatio
+from turntree.trainers.metrics import step_metrics, update_metrics
 from turntree.trainers.objectives import PolicyObjective, combine_metrics
 from turntree.trainers.packing import Pack, SharedTurns
 from turntree.trainers.rollout import Prompt, Rollout, grow
@@ -436,8 +437,8 @@ class _Run:
         step = collected.step + 1
         self.bench.engine.update_weights(step)
         self._count(collected, step)
-        collected.metrics["seconds/update"] = time.monotonic() - self.update_start
-        collected.metrics.update({f"train/{key}": value for key, value in self.stepper.take_metrics().items()})
+        collected.metrics["timing_s/update_actor"] = time.monotonic() - self.update_start
+        collected.metrics.update(update_metrics(self.stepper.take_metrics()) | step_metrics(collected.metrics))
         self.store.write(step, collected.rollout.groups, by_node(collected.groups, collected.advantages))
         every = self.config.trainer.eval_every
         if self._complete() or (every and step % every == 0):
@@ -478,7 +479,7 @@ class _Run:
             "total/updates": float(progress.updates),
             "total/skipped_updates": float(progress.skipped),
             "total/seconds": progress.seconds,
-            "train/learning_rate": self.stepper.optimizer.param_groups[0]["lr"],
+            "actor/lr": self.stepper.optimizer.param_groups[0]["lr"],
         }
 
     def _validate(self, step: int) -> dict[str, float]:

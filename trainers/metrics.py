@@ -1,52 +1,278 @@
-"""Numbers that a run shows of a rollout and its packs; each is explained in docs/running.md."""
+"""The names and definitions of the numbers that a run shows; each is explained in docs/running.md.
+
+Names are verl's where it has one (``critic/rewards/mean``, ``actor/pg_clipfrac``, ``timing_s/gen``), ``tree/...`` where
+it has none, ``budget/...`` for exact counts. Means, extremes and shares of nothing are NaN.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from turntree.trainers.packing import Pack
+from turntree.trainers.credit import Advantages
+from turntree.trainers.packing import Pack, column, table
 from turntree.trainers.rollout import Rollout
+from turntree.trainers.tree import Group, Node, Tree
 
-__all__ = ["mismatch", "rollout_metrics"]
+__all__ = [
+    "NAMES",
+    "TIMING",
+    "ShapedRewards",
+    "advantage_metrics",
+    "collected_metrics",
+    "mismatch_metrics",
+    "reward_metrics",
+    "rollout_metrics",
+    "step_metrics",
+    "tree_metrics",
+    "update_metrics",
+    "value_metrics",
+]
+
+ShapedRewards: TypeAlias = Mapping[Node, Mapping[str, float]]
+"""What was added to the reward of a leaf after it was scored, by part: ``{leaf: {"kl": -0.1, "overlong": -0.5}}``."""
+
+NAMES = {
+    "loss_objective": "actor/pg_loss",
+    "clip_fraction": "actor/pg_clipfrac",
+    "clip_fraction_lower": "actor/pg_clipfrac_lower",
+    "approx_kl": "actor/ppo_kl",
+    "kl_reference": "actor/kl_loss",
+    "ratio_mean": "tree/ratio_mean_token",
+    "sampler_mismatch": "tree/sampler_mismatch",
+    "value_loss": "critic/vf_loss",
+    "value_clip_fraction": "critic/vf_clipfrac",
+    "value_mean": "critic/vpred_mean",
+}
+"""verl's word for what an objective reports. Numbers of one ratio level are ``tree/...``, all others ``actor/...``."""
+
+TIMING = ("timing_s/", "perf/", "total/seconds")
+"""What the keys of wall-clock numbers start with; all others are equal in two runs with the same seed."""
+
+_LEVEL = re.compile(r".+_(?:token|turn|sequence)")
 
 
-def mismatch(packs: Sequence[Pack]) -> dict[str, float]:
-    """Engine against trainer: mean and largest \\|sampler - old\\| log-prob over model tokens, in nats."""
-    gaps = [
-        (pack["tokens", "sampler_logp"] - pack["tokens", "old_logp"])[pack["tokens", "loss_mask"]].abs()
-        for pack in packs
-    ]
-    if not gaps or not sum(gap.numel() for gap in gaps):
-        return {"mismatch/mean": 0.0, "mismatch/max": 0.0}
-    joined = torch.cat(gaps)
-    return {"mismatch/mean": float(joined.mean()), "mismatch/max": float(joined.max())}
+def collected_metrics(
+    rollout: Rollout, packs: Sequence[Pack], advantages: Advantages, *, shaped: ShapedRewards | None = None
+) -> dict[str, float]:
+    """Everything that is known of a step before its first update.
 
-
-def rollout_metrics(rollout: Rollout) -> dict[str, float]:
-    """Means over the scored leaves of ``rollout`` (NaN without any) and what growing it took.
-
-    ``rollout/mixed_groups`` is the share of groups whose rewards differ: only these teach a group-relative rule.
-    ``actions/unparsed_frac`` is the share of turns that look like a call in another dialect than the grammar's.
+    Args:
+        rollout: its groups are those that are trained on, in the order of ``advantages``.
+        packs: of all its mini-batches, with ``old_logp`` and advantages written.
+        shaped: see :func:`reward_metrics`.
     """
-    rewards = [[float(leaf.reward or 0.0) for leaf in group.scored_leaves()] for group in rollout.groups]
-    leaves = [leaf for group in rollout.groups for leaf in group.scored_leaves()]
-    turns = [n for group in rollout.groups for tree in group.trees for n in tree.nodes() if n.turn_ids]
     return {
-        "reward/mean": _mean(reward for group in rewards for reward in group),
-        "rollout/em": _mean(float(leaf.info.get("em", 0.0)) for leaf in leaves),
-        "rollout/turns": _mean(float(leaf.depth) for leaf in leaves),
-        "rollout/format_valid": _mean(float(bool(leaf.info.get("format_valid"))) for leaf in leaves),
-        "rollout/answered": _mean(float(leaf.status == "answered") for leaf in leaves),
-        "rollout/mixed_groups": _mean(float(max(group) > min(group)) for group in rewards if group),
-        "rollout/entropy": _mean(node.entropy for node in turns),
-        "actions/unparsed_frac": _mean(float(bool(node.info.get("other_dialect"))) for node in turns),
+        **rollout_metrics(rollout, shaped=shaped),
+        **advantage_metrics(rollout.groups, advantages),
+        **value_metrics(packs),
+        **mismatch_metrics(packs),
+    }
+
+
+def update_metrics(taken: Mapping[str, float]) -> dict[str, float]:
+    """The public names of what the updates of a step report (``PolicyStepper.take_metrics``).
+
+    ``actor/loss`` is the sum of the parts ``loss_*`` that were minimised.
+    """
+    named = {_public(key): value for key, value in taken.items()}
+    parts = [value for key, value in taken.items() if key.startswith("loss_")]
+    return {**named, "actor/loss": sum(parts)} if parts else named
+
+
+def _public(key: str) -> str:
+    prefix = "tree/" if _LEVEL.fullmatch(key) else "actor/"
+    return NAMES.get(key, f"{prefix}{key}")
+
+
+def step_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The time of a whole step, in seconds, and what it came to: tokens of one row a leaf, a second."""
+    seconds = sum(metrics[f"timing_s/{stage}"] for stage in ("gen", "score", "update_actor"))
+    return {"timing_s/step": seconds, "perf/throughput": metrics["tree/row_tokens"] / seconds if seconds else np.nan}
+
+
+def rollout_metrics(rollout: Rollout, *, shaped: ShapedRewards | None = None) -> dict[str, float]:
+    """What was grown and what it earned, over the scored leaves of ``rollout``, and what growing it took."""
+    leaves = [leaf for group in rollout.groups for leaf in group.scored_leaves()]
+    rewards = [[leaf.reward for leaf in group.scored_leaves()] for group in rollout.groups]
+    return {
+        **reward_metrics(leaves, shaped=shaped),
+        **_summary("num_turns", [leaf.depth for leaf in leaves]),
+        **_length_metrics(leaves),
+        "tree/answered": _mean(leaf.status == "answered" for leaf in leaves),
+        "tree/mixed_groups": _mean(len(set(group)) > 1 for group in rewards if group),
+        **tree_metrics([tree for group in rollout.groups for tree in group.trees]),
         **{f"budget/{key}": float(value) for key, value in rollout.stats.as_dict().items()},
     }
 
 
+def reward_metrics(leaves: Sequence[Node], *, shaped: ShapedRewards | None = None) -> dict[str, float]:
+    """Scores, rewards and their parts over scored leaves.
+
+    The score of a leaf is its ``reward``; what is trained on is the score plus all parts of ``shaped``. A part is an
+    entry of ``info["reward_parts"]`` or ``shaped``, or the environment's ``em``, ``f1`` and ``format_valid``; its mean
+    is over the leaves that have it.
+    """
+    shaped = shaped or {}
+    scores = [float(leaf.reward or 0.0) for leaf in leaves]
+    rewards = [score + sum(shaped.get(leaf, {}).values()) for score, leaf in zip(scores, leaves)]
+    parts: defaultdict[str, list[float]] = defaultdict(list)
+    for leaf in leaves:
+        for name, value in {**_parts(leaf), **shaped.get(leaf, {})}.items():
+            parts[name].append(float(value))
+    return {
+        **_summary("critic/score", scores),
+        **_summary("critic/rewards", rewards),
+        **{f"tree/reward/{name}": _mean(values) for name, values in sorted(parts.items())},
+    }
+
+
+def _parts(leaf: Node) -> dict[str, float]:
+    names = {"em": "em", "f1": "f1", "format_valid": "format"}
+    return {
+        **{name: leaf.info[key] for key, name in names.items() if leaf.info.get(key) is not None},
+        **leaf.info.get("reward_parts", {}),
+    }
+
+
+def _length_metrics(leaves: Sequence[Node]) -> dict[str, float]:
+    """Tokens of prompts and of what follows them, observations included (as verl counts responses)."""
+    root = [len(_path(leaf)[0].observation_ids) for leaf in leaves]
+    cut = [leaf.status == "truncated" and leaf.info.get("stop_reason") in ("length", "context") for leaf in leaves]
+    return {
+        **_summary("response_length", [_row_tokens(leaf) - prompt for leaf, prompt in zip(leaves, root)]),
+        "response_length/clip_ratio": _mean(cut),
+        **_summary("prompt_length", root),
+    }
+
+
+def tree_metrics(trees: Sequence[Tree]) -> dict[str, float]:
+    """The shape of trees, and what their nodes say about exploration.
+
+    Branchings are counted by the depth of the node that got more children than one; the variance among siblings is
+    the mean, over nodes with at least two children that lead to a scored leaf, of the population variance of the
+    children's mean rewards.
+    """
+    nodes = [node for tree in trees for node in tree.nodes()]
+    turns = [node for node in nodes if node.turn_ids]
+    leaves = [leaf for tree in trees for leaf in tree.scored_leaves()]
+    packed = {node: len(node.turn_ids) + len(node.observation_ids) for leaf in leaves for node in _path(leaf)}
+    branchings: defaultdict[int, int] = defaultdict(int)
+    entropies: defaultdict[int, list[float]] = defaultdict(list)
+    for node in nodes:
+        if node.children:
+            branchings[node.depth] += len(node.children) - 1
+    for node in turns:
+        entropies[node.depth].append(node.entropy)
+    return {
+        "tree/unique_tokens": float(sum(packed.values())),
+        "tree/row_tokens": float(sum(_row_tokens(leaf) for leaf in leaves)),
+        "tree/sibling_reward_variance": _mean(v for tree in trees for v in _sibling_variances(tree)),
+        "tree/entropy": _mean(node.entropy for node in turns),
+        **{f"tree/entropy_depth/{depth}": _mean(values) for depth, values in sorted(entropies.items())},
+        **{f"tree/branch_depth/{depth}": float(count) for depth, count in sorted(branchings.items())},
+        "actions/unparsed_frac": _mean(bool(node.info.get("other_dialect")) for node in turns),
+    }
+
+
+def _sibling_variances(tree: Tree) -> Iterator[float]:
+    """Of each node with at least two children that lead to a scored leaf."""
+    below: defaultdict[Node, list[float]] = defaultdict(list)
+    for leaf in tree.scored_leaves():
+        for node in _path(leaf):
+            below[node].append(float(leaf.reward or 0.0))
+    for node in below:
+        means = [float(np.mean(below[child])) for child in node.children if child in below]
+        if len(means) > 1:
+            yield float(np.var(means))
+
+
+def advantage_metrics(groups: Sequence[Group], advantages: Advantages) -> dict[str, float]:
+    """Advantages over the (leaf, model token) pairs of a batch, and the share of (leaf, turn) pairs with exactly 0.
+
+    Turns without a token, or of weight 0, are no part of the batch. A turn of token-wise advantages counts as 0 where
+    all of them are.
+    """
+    turns = list(_turn_advantages(groups, advantages))
+    return {
+        **_summary("critic/advantages", np.concatenate(turns) if turns else []),
+        "tree/zero_advantage_turns": _mean(not turn.any() for turn in turns),
+    }
+
+
+def _turn_advantages(groups: Sequence[Group], advantages: Advantages) -> Iterator[npt.NDArray[np.float64]]:
+    """The advantages of the sampled tokens of every (leaf, turn)."""
+    for g, group in enumerate(groups):
+        for i, leaf in enumerate(group.scored_leaves()):
+            lengths = [len(node.turn_ids) for node in leaf.trajectory()]
+            values = advantages.values[g][i]
+            tokens = np.repeat(values, lengths) if advantages.per == "turn" else values
+            weights = np.ones(len(lengths)) if advantages.weights is None else advantages.weights[g][i]
+            for turn, weight in zip(np.split(tokens, np.cumsum(lengths)[:-1]), weights):
+                if turn.size and weight:
+                    yield turn
+
+
+def value_metrics(packs: Sequence[Pack]) -> dict[str, float]:
+    """Values and returns over (leaf, model token) pairs, where the packs have values; else nothing."""
+    valued = [pack for pack in packs if table(pack, "tokens").get("value", None) is not None]
+    if not valued:
+        return {}
+    values = torch.cat([column(p, "tokens", "value")[column(p, "occurrences", "token")] for p in valued]).double()
+    returns = torch.cat([column(p, "occurrences", "ret") for p in valued]).double()
+    explained = 1.0 - (returns - values).var() / (returns.var() + 1e-5) if len(returns) > 1 else np.nan
+    return {
+        **_summary("critic/values", values.numpy()),
+        **_summary("critic/returns", returns.numpy()),
+        "critic/vf_explained_var": float(explained),
+    }
+
+
+def mismatch_metrics(packs: Sequence[Pack]) -> dict[str, float]:
+    """Engine against trainer over model tokens: differences of probabilities, and of log-probs in nats."""
+    masks = [column(pack, "tokens", "loss_mask") for pack in packs]
+    sampler, old = (
+        torch.cat([column(pack, "tokens", key)[mask] for pack, mask in zip(packs, masks)]).double().numpy()
+        if packs
+        else np.zeros(0)
+        for key in ("sampler_logp", "old_logp")
+    )
+    gaps = np.abs(np.exp(sampler) - np.exp(old))
+    return {
+        "training/rollout_probs_diff_mean": _mean(gaps),
+        "training/rollout_probs_diff_max": float(gaps.max()) if gaps.size else np.nan,
+        "training/rollout_probs_diff_std": float(gaps.std(ddof=1)) if gaps.size > 1 else np.nan,
+        "rollout_corr/kl": _mean(sampler - old),
+        "mismatch/mean": _mean(np.abs(sampler - old)),
+        "mismatch/max": float(np.abs(sampler - old).max()) if sampler.size else np.nan,
+    }
+
+
+def _path(leaf: Node) -> list[Node]:
+    """From the root to ``leaf``, both included."""
+    path, node = [leaf], leaf.parent
+    while node is not None:
+        path.append(node)
+        node = node.parent
+    return path[::-1]
+
+
+def _row_tokens(leaf: Node) -> int:
+    return sum(len(node.turn_ids) + len(node.observation_ids) for node in _path(leaf))
+
+
+def _summary(name: str, values: npt.ArrayLike) -> dict[str, float]:
+    data = np.asarray(values, dtype=np.float64)
+    found = (data.mean(), data.max(), data.min()) if data.size else (np.nan,) * 3
+    return {f"{name}/{key}": float(value) for key, value in zip(("mean", "max", "min"), found)}
+
+
 def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
+    listed = [float(value) for value in values]
     return float(np.mean(listed)) if listed else float("nan")

@@ -143,7 +143,7 @@ def _train(stages: Stages, config: RunConfig, model: Path, report: Report) -> Tr
     run = replace(stages.configure(config, model), out=str(stages.root), resume=True)
 
     def show(step: int, metrics: dict[str, float]) -> None:
-        report("rl", step, config.trainer.steps, f"reward {metrics['reward/mean']:.3f}")
+        report("rl", step, config.trainer.steps, f"reward {metrics['critic/rewards/mean']:.3f}")
 
     return train(run, on_step=show)
 

@@ -189,8 +189,8 @@ def test_small_groups_are_dropped_and_counted(random_groups: MakeGroups, tiny_ll
     assert result.minibatches == []
     assert result.rollout.groups == tuple(groups), "the rollout itself stays whole, for the store"
     assert result.metrics["budget/dropped_groups"] == 3
-    assert math.isnan(result.metrics["reward/mean"])
-    assert result.metrics["mismatch/max"] == 0.0
+    assert math.isnan(result.metrics["critic/rewards/mean"])
+    assert math.isnan(result.metrics["mismatch/max"])
 
 
 # Reports --------------------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_mixed_groups_are_those_whose_rewards_differ(random_groups: MakeGroups) 
     for leaf in groups[0].scored_leaves():
         leaf.reward = 0.5
     mixed = sum(len({leaf.reward for leaf in g.scored_leaves()}) > 1 for g in groups)
-    assert rollout_metrics(Rollout(tuple(groups), RolloutStats()))["rollout/mixed_groups"] == mixed / 4 < 1
+    assert rollout_metrics(Rollout(tuple(groups), RolloutStats()))["tree/mixed_groups"] == mixed / 4 < 1
 
 
 def test_c13_turns_in_another_dialect_are_counted_and_warned_about(

@@ -81,13 +81,13 @@ def test_an_at2po_step_and_an_evaluation(model: Path, questions: Path, tmp_path:
     )  # fmt: skip
     (metrics,) = read_metrics(run / "metrics.jsonl")
     assert metrics["mismatch/max"] < 1e-3
-    for key in ("train/ratio_mean", "train/ess_token", "train/ess_turn", "train/ess_sequence"):
+    for key in ("tree/ratio_mean_token", "tree/ess_token", "tree/ess_turn", "tree/ess_sequence"):
         assert metrics[key] == pytest.approx(1.0, abs=1e-5), key
     assert metrics["budget/failed"] == metrics["budget/dropped_groups"] == metrics["total/skipped_updates"] == 0
     assert metrics["budget/trajectories"] == 2 * (2 + 1)
     assert metrics["budget/tool_calls"] > 0
-    assert metrics["rollout/mixed_groups"] > 0
-    assert metrics["train/grad_norm"] > 0
+    assert metrics["tree/mixed_groups"] > 0
+    assert metrics["actor/grad_norm"] > 0
 
     stored = list(TreeStore(run / "trees").read(1))
     assert len(stored) == 2

@@ -20,9 +20,9 @@ __all__ = ["list_trees", "step_note", "write_curve", "write_report", "write_tree
 def step_note(metrics: Mapping[str, float]) -> str:
     """A step in a few words, for progress bars and piped output."""
     parts = [
-        f"reward {metrics['reward/mean']:.3f}",
-        f"turns {metrics['rollout/turns']:.2f}",
-        f"entropy {metrics['rollout/entropy']:.3f}",
+        f"reward {metrics['critic/rewards/mean']:.3f}",
+        f"turns {metrics['num_turns/mean']:.2f}",
+        f"entropy {metrics['tree/entropy']:.3f}",
         f"tokens {metrics['total/generated_tokens']:,.0f}",
     ]
     if "validation/em" in metrics:
@@ -59,9 +59,9 @@ def write_curve(run: RunFolder) -> None:
 
 
 def _write_rollout_curve(run: RunFolder) -> None:
-    rows = [row for row in read_metrics(run.metrics_file) if "rollout/em" in row]
+    rows = [row for row in read_metrics(run.metrics_file) if "tree/reward/em" in row]
     if rows:
-        x, y = ([_number(row[key]) for row in rows] for key in ("total/generated_tokens", "rollout/em"))
+        x, y = ([_number(row[key]) for row in rows] for key in ("total/generated_tokens", "tree/reward/em"))
         plot_curve(run.curve_file, [Series("rollouts", x, y)], title="Exact match of the training rollouts")
 
 

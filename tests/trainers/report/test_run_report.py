@@ -13,7 +13,7 @@ def test_a_run_without_validation_gets_the_curve_of_its_rollouts(tmp_path: Path)
     with MetricsLog(run.metrics_file) as log:
         write_report(run.path)
         assert not run.curve_file.exists(), "nothing was measured yet"
-        log.write(1, {"total/generated_tokens": 100.0, "rollout/em": 0.25})
-        log.write(2, {"total/generated_tokens": 200.0, "rollout/em": float("nan")})  # every group was dropped
+        log.write(1, {"total/generated_tokens": 100.0, "tree/reward/em": 0.25})
+        log.write(2, {"total/generated_tokens": 200.0, "tree/reward/em": float("nan")})  # every group was dropped
         write_report(run.path)
     assert run.curve_file.read_bytes().startswith(b"\x89PNG")
