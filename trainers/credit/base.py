@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,12 @@ nodes to float64 arrays with one entry per sampled token of the node's turn:
 - ``"values"``: V of the state before the token is sampled, from the value head;
 - ``"token_rewards"``: rewards of single tokens beside the leaf's own, such as -beta KL. For a rule that does not
   name them they are added to the rewards of the leaves.
+
+An attribute ``explain`` (:data:`Explainer`) prints its arithmetic, see :func:`explain`.
 """
+
+Explainer: TypeAlias = Callable[..., list[str]]
+"""``explain(group, **options) -> lines`` of text, the options (and signals) being those of the rule it belongs to."""
 
 TokenTable: TypeAlias = Mapping[Node, FloatArray]
 SIGNALS = ("values", "token_rewards")
@@ -63,6 +68,20 @@ def credit_needs(rule: CreditRule) -> tuple[str, ...]:
     if not set(found) <= set(SIGNALS):
         raise ConfigError(f"credit rule {rule!r}: needs must be some of {SIGNALS}, found {needs!r}")
     return found
+
+
+R = TypeVar("R", bound=CreditRule)
+
+
+def explained(explainer: Explainer, *, needs: tuple[str, ...] = ()) -> Callable[[R], R]:
+    """Gives a credit rule its ``explain`` and ``needs``."""
+
+    def mark(rule: R) -> R:
+        setattr(rule, "explain", explainer)  # noqa: B010 - a function's own attribute, which types cannot express
+        setattr(rule, "needs", needs)  # noqa: B010
+        return rule
+
+    return mark
 
 
 def check(option: str, value: str, allowed: Sequence[str]) -> None:
@@ -87,12 +106,10 @@ def normalise(
     check("std", std, ("unbiased", "population", "none"))
     check("singleton", singleton, ("zero", "raw"))
     check("baseline", baseline, ("mean", "leave_one_out"))
-    rewards = np.asarray(values, dtype=np.float64)
-    if not np.isfinite(rewards).all():
-        raise DataError(f"credit: every reward must be finite, found {rewards.tolist()}; fail such leaves instead")
+    rewards = finite(np.asarray(values, dtype=np.float64))
     if rewards.size == 1 and singleton == "raw":
         return rewards / (1.0 if std == "none" else 1.0 + eps)
-    if rewards.size < 2 or rewards.max() == rewards.min():
+    if all_equal(rewards):
         return np.zeros_like(rewards)
     if baseline == "leave_one_out":
         return _leave_one_out(rewards, std=std, eps=eps)
@@ -101,9 +118,19 @@ def normalise(
     return scaled
 
 
+def finite(rewards: FloatArray) -> FloatArray:
+    if not np.isfinite(rewards).all():
+        raise DataError(f"credit: every reward must be finite, found {rewards.tolist()}; fail such leaves instead")
+    return rewards
+
+
+def all_equal(rewards: FloatArray) -> bool:
+    """Compared, not computed: the rounded mean of equal numbers leaves a residue that a division could blow up."""
+    return rewards.size < 2 or bool(rewards.max() == rewards.min())
+
+
 def deviation(rewards: FloatArray, std: Std) -> float:
-    # Compared first: the rounded mean of equal numbers would leave a residue that a division could blow up.
-    if rewards.size < 2 or rewards.max() == rewards.min():
+    if all_equal(rewards):
         return 0.0
     return float(rewards.std(ddof=1 if std == "unbiased" else 0))
 
@@ -118,7 +145,7 @@ def _leave_one_out(rewards: FloatArray, *, std: Std, eps: float) -> FloatArray:
 
 
 def rewards_of(leaves: Sequence[Node]) -> FloatArray:
-    return np.array([leaf.reward for leaf in leaves], dtype=np.float64)
+    return finite(np.array([leaf.reward for leaf in leaves], dtype=np.float64))
 
 
 def per_leaf(groups: Sequence[Group], advantage: Callable[[Group], FloatArray]) -> Advantages:
@@ -151,12 +178,17 @@ def scored_children(node: Node, leaves_below: Mapping[Node, int]) -> list[Node]:
     return [c for c in node.children if leaves_below.get(c)]
 
 
-def count_leaves(leaves: Sequence[Node]) -> dict[Node, int]:
-    """Scored leaves below each node that has any, the leaves themselves and the roots included."""
-    counts: dict[Node, int] = {}
-    for leaf in leaves:
+def sum_leaves(leaves: Sequence[Node], numbers: FloatArray) -> dict[Node, float]:
+    """Sum of the leaves' ``numbers`` at or below each node that leads to one of them, the roots included."""
+    sums: dict[Node, float] = {}
+    for leaf, number in zip(leaves, numbers.tolist(), strict=True):
         node: Node | None = leaf
         while node is not None:
-            counts[node] = counts.get(node, 0) + 1
+            sums[node] = sums.get(node, 0.0) + number
             node = node.parent
-    return counts
+    return sums
+
+
+def count_leaves(leaves: Sequence[Node]) -> dict[Node, int]:
+    """Number of the leaves at or below each node that leads to one of them, the roots included."""
+    return {node: round(n) for node, n in sum_leaves(leaves, np.ones(len(leaves))).items()}

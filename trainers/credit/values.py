@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -12,14 +13,17 @@ from turntree.trainers.credit.base import (
     Advantages,
     FloatArray,
     Singleton,
+    all_equal,
     check,
     count_leaves,
+    explained,
     normalise,
     per_node,
     rewards_of,
     scored_children,
 )
-from turntree.trainers.credit.flat import grpo
+from turntree.trainers.credit.flat import explain_grpo, grpo
+from turntree.trainers.credit.text import names, num
 from turntree.trainers.tree import Group, Node
 
 Weights = Literal["linear", "softmax"]
@@ -42,9 +46,7 @@ def child_weights(entropies: Sequence[float], *, weights: Weights = "linear") ->
     return shares
 
 
-def mixture_of(
-    children: Sequence[Node], leaves_below: Mapping[Node, int], value: Value, weights: Weights
-) -> FloatArray:
+def _mixture(children: Sequence[Node], leaves_below: Mapping[Node, int], value: Value, weights: Weights) -> FloatArray:
     """The weight of each child's value in its parent's."""
     if value == "child":
         return child_weights([c.entropy for c in children], weights=weights)
@@ -75,7 +77,7 @@ def at2po_values(
             if node in values or node not in below:
                 continue
             children = scored_children(node, below)
-            mixture = mixture_of(children, below, value, weights)
+            mixture = _mixture(children, below, value, weights)
             values[node] = float(mixture @ np.array([values[c] for c in children]))
     return values
 
@@ -86,7 +88,7 @@ def _root_of(node: Node) -> Node:
     return node
 
 
-def difference(node: Node, values: Mapping[Node, float], advantage: TurnAdvantage) -> float:
+def _difference(node: Node, values: Mapping[Node, float], advantage: TurnAdvantage) -> float:
     v = values[node]
     if node.parent is None or advantage == "node_value":
         return v
@@ -94,6 +96,65 @@ def difference(node: Node, values: Mapping[Node, float], advantage: TurnAdvantag
     return {"diff_parent": local, "diff_global": wide, "diff_localglobal": local + wide}[advantage]
 
 
+# Explanations
+
+
+def _mixed(
+    node: Node, values: Mapping[Node, float], below: Mapping[Node, int], *, value: Value, weights: Weights
+) -> str:
+    children = scored_children(node, below)
+    if not children:
+        return f"{num(values[node])} (leaf, r {node.reward:g})"
+    mixture = _mixture(children, below, value, weights)
+    terms = " + ".join(f"{num(w)} x {num(values[c])}" for w, c in zip(mixture, children, strict=True))
+    return f"{terms} = {num(values[node])}"
+
+
+def _value_lines(
+    group: Group,
+    values: Mapping[Node, float],
+    advantage: Callable[[Node], float],
+    *,
+    value: Value,
+    weights: Weights,
+    formula: str,
+) -> list[str]:
+    name, leaves = names(group), group.scored_leaves()
+    below, rewards = count_leaves(leaves), rewards_of(leaves)
+    lines = [f"V(n) = sum of w_c V(c) over its children, w {weights if value == 'child' else value}; A = {formula}"]
+    for node in (n for n in name if n in values):
+        lines.append(f"  V({name[node]}) = {_mixed(node, values, below, value=value, weights=weights)}")
+        if node.parent is not None:
+            lines.append(f"    A = {num(advantage(node))}")
+    if rewards.size:
+        spread = f"mean {num(rewards.mean())}, population std {num(rewards.std())}"
+        lines.append(f"  leaves: r {rewards.tolist()}, {spread}")
+    return lines
+
+
+def _explain_at2po(
+    group: Group,
+    *,
+    weights: Weights = "linear",
+    value: Value = "child",
+    advantage: TurnAdvantage = "node_value",
+    normalise_leaves: bool = True,
+    singleton: Singleton = "zero",
+    eps: float = EPS,
+) -> list[str]:
+    if advantage == "vanilla":
+        return explain_grpo(group, singleton=singleton, eps=eps)
+    values = at2po_values(
+        group, weights=weights, value=value, normalise_leaves=normalise_leaves, singleton=singleton, eps=eps
+    )
+    of = partial(_difference, values=values, advantage=advantage)
+    return _value_lines(group, values, of, value=value, weights=weights, formula=advantage)
+
+
+# Rules
+
+
+@explained(_explain_at2po)
 def at2po(
     groups: Sequence[Group],
     *,
@@ -122,11 +183,55 @@ def at2po(
         values = at2po_values(
             group, weights=weights, value=value, normalise_leaves=normalise_leaves, singleton=singleton, eps=eps
         )
-        return {n: difference(n, values, advantage) for n in values}
+        if advantage != "node_value" and all_equal(rewards_of(group.scored_leaves())):
+            return dict.fromkeys(values, 0.0)  # exactly, whatever rounding the mixtures of raw rewards leave
+        return {n: _difference(n, values, advantage) for n in values}
 
     return per_node(groups, of)
 
 
+@explained(partial(_explain_at2po, weights="softmax", singleton="raw"))
 def at2po_reference(groups: Sequence[Group]) -> Advantages:
     """:func:`at2po` as published: softmax child weights, and the raw reward of a group of one."""
     return at2po(groups, weights="softmax", singleton="raw")
+
+
+def _depth_means(values: Mapping[Node, float]) -> dict[int, float]:
+    levels: dict[int, list[float]] = {}
+    for node, v in values.items():
+        levels.setdefault(node.depth, []).append(v)
+    return {depth: float(np.mean(level)) for depth, level in sorted(levels.items())}
+
+
+def _explain_at2po_centred(
+    group: Group, *, weights: Weights = "linear", value: Value = "child", eps: float = EPS
+) -> list[str]:
+    values = at2po_values(group, weights=weights, value=value, eps=eps)
+    means = _depth_means(values)
+    lines = _value_lines(
+        group,
+        values,
+        lambda n: values[n] - means[n.depth],
+        value=value,
+        weights=weights,
+        formula="V(n) - mean of V over the nodes of its depth",
+    )
+    return [*lines, *(f"  mean of V at depth {depth}: {num(mean)}" for depth, mean in means.items() if depth)]
+
+
+@explained(_explain_at2po_centred)
+def at2po_centred(
+    groups: Sequence[Group], *, weights: Weights = "linear", value: Value = "child", eps: float = EPS
+) -> Advantages:
+    """A(n) = V(n) - mean of V over all nodes at the depth of n in the group's trees, each node once.
+
+    V as in :func:`at2po`. Removes what all turns of one depth share, which is most of V's variance and says nothing
+    about the turn. A turn that is alone at its depth gets 0, and so does a group of one leaf.
+    """
+
+    def of(group: Group) -> dict[Node, float]:
+        values = at2po_values(group, weights=weights, value=value, eps=eps)
+        means = _depth_means(values)
+        return {n: v - means[n.depth] for n, v in values.items()}
+
+    return per_node(groups, of)
