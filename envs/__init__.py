@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import gymnasium
 
-from turntree.envs.core import Action, Pending, Step, Tool, ToolCall, ToolFailure, ToolResult, TurnCore
+from turntree.envs.core import Action, Pending, Step, TextTool, Tool, ToolCall, ToolFailure, ToolResult, TurnCore
 from turntree.envs.grammar import Grammar, ParsedTurn, TagGrammar, TurnRecord
 from turntree.envs.metrics import exact_match, f1_score, sub_exact_match
+from turntree.envs.prompt import PromptTemplate
 from turntree.envs.rewards import Outcome, Reward
 from turntree.envs.search_qa import Limits, SearchQACore, SearchQAEnv, SearchQAState
 from turntree.envs.snapshot import History, RandomStream, Snapshot
@@ -27,6 +28,7 @@ __all__ = [
     "Outcome",
     "ParsedTurn",
     "Pending",
+    "PromptTemplate",
     "Question",
     "RandomStream",
     "Reward",
@@ -37,6 +39,7 @@ __all__ = [
     "Snapshot",
     "Step",
     "TagGrammar",
+    "TextTool",
     "Tool",
     "ToolCall",
     "ToolFailure",

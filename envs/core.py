@@ -20,10 +20,12 @@ __all__ = [
     "Finish",
     "Pending",
     "Step",
+    "TextTool",
     "Tool",
     "ToolCall",
     "ToolFailure",
     "ToolResult",
+    "ToolSpec",
     "TurnCore",
 ]
 
@@ -38,7 +40,7 @@ Finish = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a turn asks for. ``kind`` is ``search``, ``python``, ``answer`` or ``invalid``.
+    """What a turn asks for. ``kind`` is ``search``, ``answer``, the name of another tool, or ``invalid``.
 
     For ``invalid`` the argument is a short reason code (``no_action``, ``empty_query``, ``inside_think``, ...).
     """
@@ -49,17 +51,27 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call of one tool, as data."""
+    """One call of one tool, as data.
+
+    ``memory`` is what the tool's last call in this episode left (None before the first), for tools whose effects are
+    ``in_state``.
+    """
 
     tool: str
     argument: str
+    memory: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool returned, as JSON-able data (a search: a tuple of :class:`Passage`)."""
+    """What a tool returned, as JSON-able data (a search: a tuple of :class:`Passage`; a :class:`TextTool`: a text).
+
+    ``memory``: what the tool's next call in this episode is given, JSON-able, for tools whose effects are
+    ``in_state``. It is part of the episode's state, so forks and siblings never see each other's.
+    """
 
     value: Any
+    memory: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +83,12 @@ class ToolFailure:
 
 
 class Tool(Protocol):
-    """A batched tool. Errors of single calls are returned as :class:`ToolFailure`, never as text or reward."""
+    """A batched tool; its name is the one that a core knows it by.
 
-    @property
-    def name(self) -> str: ...
+    What the model did wrong (code that raises, an expression that cannot be read) is a result. What lies outside the
+    episode (timeout, refused, bad JSON) is a :class:`ToolFailure`, or an ``OSError`` or ``ToolError`` for the whole
+    batch: it is retried, and never becomes a text or a reward. Any other exception is a bug and stops the run.
+    """
 
     @property
     def effects(self) -> Effects: ...
@@ -82,6 +96,26 @@ class Tool(Protocol):
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult | ToolFailure]:
         """Execute the calls; one outcome each, in the same order."""
         ...
+
+
+class TextTool(Tool, Protocol):
+    """A tool that a turn calls by its own tag: the argument is the text between the tags, each result a text.
+
+    An attribute ``fingerprint``, if there is one, must change with everything that changes results.
+    """
+
+    @property
+    def description(self) -> str:
+        """One line on what the tool does and what to write between its tags, for the prompt."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A text tool as a grammar sees it: the name that turns call it by, and its description."""
+
+    name: str
+    description: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The turn grammar: how a question is asked, a turn is read, an observation is written and an episode is judged.
 
 :class:`TagGrammar` follows the convention of Search-R1 and Tree-GRPO: ``<think>``, ``<search>``, ``<information>``,
-``<answer>``. Tags are exact: lower case, no spaces, no attributes. How a turn is read:
+``<answer>``. Tags are exact: lower case, no spaces, no attributes. With tools their tags are calls as ``<search>`` is
+one (``<lookup>...</lookup>``), and the reason codes are named after them. How a turn is read:
 
 | turn | reading |
 |---|---|
@@ -12,7 +13,7 @@
 | text before a ``</think>`` that was never opened | a thought, skipped (some chat templates open it in the prompt) |
 | an action inside a ``<think>`` that is never closed | it counts; with ``think="required"``: ``inside_think`` |
 | no closed thought before the action | fine; with ``think="required"``: ``missing_think`` |
-| ``<search> </search>``, ``<answer></answer>`` | ``empty_query``, ``empty_answer`` |
+| ``<search> </search>``, ``<answer></answer>`` | ``empty_query``, ``empty_answer``; of another tool ``empty_call`` |
 | another tag between the opening and the closing one | ``nested_tags`` |
 | ``<search>q`` or ``<answer>a``, never closed | ``unclosed_search``, ``unclosed_answer`` |
 | ``q</search>`` or ``a</answer>``, never opened | ``unopened_search``, ``unopened_answer`` |
@@ -28,15 +29,16 @@ import functools
 import hashlib
 import itertools
 import logging
-import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, get_args, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, Self, get_args, runtime_checkable
 
-from turntree.envs.core import Action
+from turntree.envs.core import Action, ToolSpec
 from turntree.envs.loading import reject_unknown
-from turntree.errors import DataError
+from turntree.envs.prompt import require_question
+from turntree.envs.tags import advance, compile_tags, is_other_dialect, neutralise, read
+from turntree.errors import ConfigError
 from turntree.search_backend.passage import Passage
 
 __all__ = [
@@ -46,10 +48,12 @@ __all__ = [
     "ParsedTurn",
     "TagGrammar",
     "Think",
+    "ToolGrammar",
     "TurnRecord",
     "Validity",
     "complete_turn",
     "is_other_dialect",
+    "reading_tools",
 ]
 
 logger = logging.getLogger(__name__)
@@ -143,34 +147,52 @@ class Grammar(Protocol):
         ...
 
 
-_TAG = re.compile(r"<(/?)(think|search|information|answer)>")
-# Written so that long runs of white space cannot be split in two ways: a turn is untrusted text of any length.
-_ANY_SPELLING = re.compile(r"<\s*(?:/\s*)?(?:think|search|information|answer)\s*(?:/\s*)?>", re.IGNORECASE)
-_CONTROL_TOKEN = re.compile(r"<(?=[|｜][^<>\s]{1,64}[|｜]>)")
-_OTHER_DIALECT = re.compile(
-    r"<tool_call>|<function_call>|<function=|<invoke\b|<\|?(?:tool_call|python_tag|action_start)|<｜tool|\[TOOL_CALLS\]"
-    r"|^[ \t]*Action\s*(?:\d+\s*)?:\s*\w+\s*[\[(]|\"(?:arguments|parameters)\"\s*:\s*[{\"]"
-    r"|<code>|<python>|```(?:python|json|tool)",
-    re.IGNORECASE | re.MULTILINE,
-)
+@runtime_checkable
+class ToolGrammar(Grammar, Protocol):
+    """A grammar that can learn to read calls of tools besides the search; :class:`TagGrammar` and its subclasses can.
 
-# The automaton of Tree-GRPO (qa_em_format.is_valid_sequence): think -> (search -> information -> think)* -> answer,
-# only white space between tags.
-_MOVES = {
-    ("start", "<think>"): "in_think",
-    ("information", "<think>"): "in_think",
-    ("in_think", "</think>"): "after_think",
-    ("after_think", "<search>"): "in_search",
-    ("in_search", "</search>"): "after_search",
-    ("after_search", "<information>"): "in_information",
-    ("in_information", "</information>"): "information",
-    ("after_think", "<answer>"): "in_answer",
-    ("in_answer", "</answer>"): "end",
-}
-_INSIDE = frozenset({"in_think", "in_search", "in_information", "in_answer"})
+    A call is an action whose kind is the tool's name and whose argument is what the tool is given.
+    """
+
+    def with_tools(self, tools: Sequence[ToolSpec]) -> Grammar:
+        """The same grammar that also asks for, reads and stops at calls of ``tools``."""
+        ...
+
+    def write(self, thought: str, action: Action) -> str:
+        """One turn that :meth:`parse` reads back."""
+        ...
+
+    def tool_result(self, name: str, text: str) -> Observation:
+        """The observation of a call, tags inside ``text`` neutralised."""
+        ...
+
+
+def reading_tools(grammar: Grammar, tools: Sequence[ToolSpec]) -> Grammar:
+    """``grammar`` with ``tools``, after it read back a call of each. Raises ``ConfigError`` with the reason."""
+    if not tools:
+        return grammar
+    kind = type(grammar).__name__
+    if not isinstance(grammar, ToolGrammar):
+        lacks = [name for name in ("with_tools", "write", "tool_result") if not hasattr(grammar, name)]
+        raise ConfigError(
+            f"the grammar {kind} cannot read the tools {', '.join(t.name for t in tools)}: it has no "
+            f"{', '.join(lacks)}; write these methods (see turntree.envs.grammar.ToolGrammar) or use no tools"
+        )
+    taught = grammar.with_tools(tools)
+    for tool in tools:
+        call = Action(tool.name, "x")
+        written = taught.write("I use it.", call) if isinstance(taught, ToolGrammar) else ""
+        if (found := taught.parse(written).action) != call:
+            raise ConfigError(
+                f"the grammar {kind} cannot read the tool {tool.name}: expected {call} from {written!r}, found "
+                f"{found}; its parse() must read what its write() writes, or use no tools"
+            )
+    return taught
+
 
 _CORRECTIONS = {
     "empty_query": "The search query was empty. Write what to look for between <search> and </search>.",
+    "empty_call": "The call was empty. Write what the tool is given between its tags.",
     "empty_answer": "The answer was empty. Write the final answer between <answer> and </answer>.",
     "inside_think": "Close the thought with </think> before you search or answer.",
     "missing_think": "Think between <think> and </think> before you search or answer.",
@@ -180,6 +202,8 @@ _CORRECTIONS = {
 }
 NOTHING_FOUND = "No results were found for this query."
 """The observation of a search without results."""
+NO_OUTPUT = "The call gave no output."
+"""The observation of a call of another tool that returned an empty text."""
 
 _DEFAULT_CORRECTION = (
     "The last turn held no action that could be executed. To search, write the query between <search> and </search>; "
@@ -189,9 +213,14 @@ _DEFAULT_CORRECTION = (
 
 @dataclass(frozen=True)
 class TagGrammar:
-    """Turns with tags; see the module's table. ``think``: whether an action needs a closed thought before it."""
+    """Turns with tags; see the module's table.
+
+    ``think``: whether an action needs a closed thought before it. ``tools``: tools besides the search, set by
+    :meth:`with_tools`; each is called by its own tag, and its result is shown as that of a search is.
+    """
 
     think: Think = "optional"
+    tools: tuple[ToolSpec, ...] = ()
 
     def __post_init__(self) -> None:
         reject_unknown([self.think], get_args(Think), what="think setting")
@@ -199,21 +228,31 @@ class TagGrammar:
     @property
     def fingerprint(self) -> str:
         """Changes with ``think`` and with every text that the grammar writes."""
-        written = [_prompt_text("?"), self.results([]).text, self.results([Passage("", "t", "x")]).text]
-        texts = [self.think, *written, self.last_turn_notice(), _DEFAULT_CORRECTION, *_CORRECTIONS.values()]
+        written = [_prompt_text("?", self.tools), self.results([]).text, self.results([Passage("", "t", "x")]).text]
+        reasons = (self._correction(reason) for reason in ("", *_CORRECTIONS))
+        texts = [self.think, *written, self.last_turn_notice(), *reasons]
         return "tags-" + hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
     @property
+    def tool_names(self) -> tuple[str, ...]:
+        """Names of the tools besides the search."""
+        return tuple(tool.name for tool in self.tools)
+
+    @property
     def stop(self) -> tuple[str, ...]:
-        return ("</search>", "</answer>")
+        return ("</search>", "</answer>", *(f"</{name}>" for name in self.tool_names))
+
+    def with_tools(self, tools: Sequence[ToolSpec]) -> Self:
+        """The same grammar with ``tools``; the prompt names each with its description."""
+        return replace(self, tools=tuple(tools))
 
     def prompt(self, question: str) -> str:
         """One user message. A question mark is added only where the question has no closing punctuation."""
-        return _prompt_text(_close_question(question))
+        return _prompt_text(_close_question(question), self.tools)
 
     def parse(self, text: str) -> ParsedTurn:
         """Read one turn by the module's table; never raises."""
-        reading = _read(text)
+        reading = read(text, compile_tags(self.tool_names))
         action, notes = reading.action, reading.notes
         if action.kind != "invalid" and self.think == "required":
             if "inside_think" in notes:
@@ -224,40 +263,60 @@ class TagGrammar:
         return ParsedTurn(action, reading.span, notes, other)
 
     def write(self, thought: str, action: Action) -> str:
-        """One turn; :meth:`parse` reads its search or answer back, if the texts hold no tags."""
+        """One turn; :meth:`parse` reads its action back, if the texts hold no tags."""
         return f"<think> {thought} </think> <{action.kind}> {action.argument} </{action.kind}>"
 
     def results(self, passages: Sequence[Passage]) -> Observation:
         """``\\n\\n<information>Doc 1(Title: T) text\\n...</information>\\n\\n``, tags inside passages neutralised."""
-        docs = [f"Doc {i}(Title: {plain(p.title)}) {plain(p.text)}" for i, p in enumerate(passages, start=1)]
-        body = "\n".join(docs) if docs else NOTHING_FOUND
+        names = self.tool_names
+        docs = [
+            f"Doc {i}(Title: {neutralise(p.title, names)}) {neutralise(p.text, names)}"
+            for i, p in enumerate(passages, 1)
+        ]
+        return self.shown("\n".join(docs) if docs else NOTHING_FOUND)
+
+    def tool_result(self, name: str, text: str) -> Observation:
+        """The text between the tags of a search's results, tags inside it neutralised."""
+        del name
+        return self.shown(neutralise(text, self.tool_names) if text.strip() else NO_OUTPUT)
+
+    def shown(self, body: str) -> Observation:
+        """What came back for a call, between the tags that say so."""
         return Observation("\n\n<information>", body, "</information>\n\n")
 
     def correction(self, reason: str) -> str:
         """A sentence for the reason code, the general one for codes without an own sentence."""
-        return f"\n\n{_CORRECTIONS.get(reason, _DEFAULT_CORRECTION)}\n\n"
+        return f"\n\n{self._correction(reason)}\n\n"
+
+    def _correction(self, reason: str) -> str:
+        sentence = _CORRECTIONS.get(reason, _DEFAULT_CORRECTION)
+        if not self.tools:
+            return sentence
+        names = ", ".join(f"<{name}>" for name in self.tool_names)
+        return f"{sentence} Other tools are called between their own tags: {names}."
 
     def last_turn_notice(self) -> str:
-        return "No searches are left. Give the final answer now between <answer> and </answer>.\n\n"
+        left = "No calls" if self.tools else "No searches"
+        return f"{left} are left. Give the final answer now between <answer> and </answer>.\n\n"
 
     def validity(self, turns: Sequence[TurnRecord]) -> Validity:
         """Tree-GRPO's automaton, told apart by who wrote a tag: ``<information>`` counts from the environment only."""
-        state = "start"
+        state, tags = "start", compile_tags(self.tool_names)
         for turn in turns:
-            state, reason = _advance(state, turn.text, own_turn=True)
+            state, reason = advance(state, turn.text, tags, own_turn=True)
             if reason:
                 return Validity(False, reason)
             if turn.kind == "correction":
                 return Validity(False, f"corrected:{turn.action.argument}")
             if turn.kind == "results":
-                if state != "after_search":
+                if (state, "<information>") not in tags.moves:
                     return Validity(False, f"unexpected_tag:{state}")
                 state = "information"
         return _final(state)
 
     def validity_of_text(self, text: str) -> Validity:
         """The same automaton over one transcript in which turns and observations are already joined."""
-        state, reason = _advance("start", text, own_turn=False)
+        state, reason = advance("start", text, compile_tags(self.tool_names), own_turn=False)
         return Validity(False, reason) if reason else _final(state)
 
 
@@ -286,92 +345,6 @@ def _warn_restored(stop_string: str) -> None:
     )
 
 
-def is_other_dialect(text: str) -> bool:
-    """Whether a turn looks like a call in another convention (Hermes, ReAct, JSON functions, code blocks)."""
-    return _OTHER_DIALECT.search(text) is not None
-
-
-# -- reading a turn ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    action: Action
-    span: tuple[int, int] | None = None
-    notes: tuple[str, ...] = ()
-    thought: bool = False
-
-
-def _read(text: str) -> _Reading:
-    """One pass over the tags; ``opened`` remembers the innermost open tag of each action."""
-    tags = list(_TAG.finditer(text))
-    thoughts = [tag for tag in tags if tag[2] == "think"]
-    last_close = max((tag.start() for tag in thoughts if tag[1]), default=-1)
-    thinking = bool(thoughts) and bool(thoughts[0][1])
-    thought = False
-    opened: dict[str, re.Match[str]] = {}
-    broken = in_thought = ""
-    for index, tag in enumerate(tags):
-        name = tag[2]
-        if name == "think":
-            thinking, thought = not tag[1], thought or bool(tag[1])
-        elif thinking and tag.start() < last_close:
-            in_thought = "action_in_thought" if tag[1] and name != "information" else in_thought
-        elif name in ("search", "answer") and not tag[1]:
-            opened[name] = tag
-        elif name in opened and tags[index - 1] is opened[name]:
-            return _closed(text, opened[name], tag, inside_think=thinking, thought=thought)
-        elif name in ("search", "answer"):
-            broken = "nested_tags" if name in opened else f"unopened_{name}"
-            opened.pop(name, None)
-    newest = max(opened.values(), key=lambda tag: tag.start(), default=None)
-    unclosed = f"unclosed_{newest[2]}" if newest is not None else ""
-    return _Reading(Action("invalid", broken or unclosed or in_thought or _no_action(text, tags)), thought=thought)
-
-
-def _closed(
-    text: str, opening: re.Match[str], closing: re.Match[str], *, inside_think: bool, thought: bool
-) -> _Reading:
-    kind = opening[2]
-    argument = text[opening.end() : closing.start()].strip()
-    action = Action(kind, argument)
-    if not argument:
-        action = Action("invalid", "empty_query" if kind == "search" else "empty_answer")
-    notes = [
-        code for code, holds in (("inside_think", inside_think), ("overrun", text[closing.end() :].strip())) if holds
-    ]
-    return _Reading(action, (opening.start(), closing.end()), tuple(notes), thought)
-
-
-def _no_action(text: str, tags: Sequence[re.Match[str]]) -> str:
-    if not text.strip():
-        return "empty_turn"
-    exact = {tag.start() for tag in tags}
-    if any(match.start() not in exact for match in _ANY_SPELLING.finditer(text)):
-        return "misspelt_tag"
-    return "no_action"
-
-
-# -- judging an episode --------------------------------------------------------------------------------------
-
-
-def _advance(state: str, text: str, *, own_turn: bool) -> tuple[str, str]:
-    """Feed text to the automaton: the new state, and the reason code when it was refused."""
-    position = 0
-    for tag in _TAG.finditer(text):
-        if state not in _INSIDE and text[position : tag.start()].strip():
-            return state, f"unexpected_text:{state}"
-        if own_turn and tag[2] == "information":
-            return state, "fabricated_information"
-        if (state, tag[0]) not in _MOVES:
-            return state, f"unexpected_tag:{state}"
-        state = _MOVES[state, tag[0]]
-        position = tag.end()
-    if state not in _INSIDE and text[position:].strip():
-        return state, f"unexpected_text:{state}"
-    return state, ""
-
-
 def _final(state: str) -> Validity:
     return Validity(True) if state == "end" else Validity(False, f"incomplete:{state}")
 
@@ -379,13 +352,23 @@ def _final(state: str) -> Validity:
 # -- writing -------------------------------------------------------------------------------------------------
 
 
-def _prompt_text(question: str) -> str:
+def _prompt_text(question: str, tools: Sequence[ToolSpec] = ()) -> str:
     return (
         "Find the answer to the question below. Whenever you have read something new, first think between <think> and "
         "</think>. If a fact is missing, look it up: write one query between <search> and </search>, and the passages "
         "that were found will be shown to you between <information> and </information>. You may search again as "
-        "often as it helps. Once you know the answer, write it between <answer> and </answer>, as short as possible "
-        f"and without an explanation.\nQuestion: {question}"
+        f"often as it helps. {_tools_text(tools)}Once you know the answer, write it between <answer> and </answer>, as "
+        f"short as possible and without an explanation.\nQuestion: {question}"
+    )
+
+
+def _tools_text(tools: Sequence[ToolSpec]) -> str:
+    if not tools:
+        return ""
+    lines = "".join(f"\n<{t.name}> ... </{t.name}>: {t.description}" for t in tools)
+    return (
+        "There are other tools too. Write one call between a tool's tags, and what it returned will be shown to you "
+        f"between <information> and </information>:{lines}\n"
     )
 
 
@@ -393,9 +376,7 @@ _SENTENCE_ENDS = frozenset("?？!！.。．｡…؟")
 
 
 def _close_question(question: str) -> str:
-    stripped = question.strip()
-    if not stripped:
-        raise DataError("expected a question, found an empty one; remove the row or repair its 'question' field")
+    stripped = require_question(question)
     trailing = itertools.takewhile(lambda character: not character.isalnum(), reversed(stripped))
     if _SENTENCE_ENDS & set(trailing):
         return stripped
@@ -404,9 +385,3 @@ def _close_question(question: str) -> str:
 
 def _is_wide(character: str) -> bool:
     return unicodedata.east_asian_width(character) in ("W", "F")
-
-
-def plain(text: str) -> str:
-    """Retrieved text is data: tags of the grammar and chat control tokens inside it lose their angle brackets."""
-    bracketed = _ANY_SPELLING.sub(lambda match: f"[{match[0][1:-1]}]", text)
-    return _CONTROL_TOKEN.sub("[", bracketed)

@@ -1,7 +1,8 @@
 """Rule rewards: pure functions of how an episode ended.
 
 A reward is any ``Callable[[Outcome], float]``: given by name (``em``, ``f1``, ``tree_grpo``, ``atpo``), as a callable,
-or as an import path ``package.module:function``. Parameters are set with ``functools.partial``.
+or as an import path ``package.module:function``. Parameters are keyword arguments: in a configuration ``reward.args``, in
+Python ``functools.partial``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from turntree.envs import metrics
-from turntree.envs.loading import resolve
+from turntree.envs.loading import reject_unknown, resolve
 from turntree.envs.metrics import Normalizer
 from turntree.errors import ConfigError
 
@@ -36,7 +37,7 @@ class Outcome:
     """Everything that a rule may look at.
 
     ``answer`` was read from the model's own turns (None: it gave none); ``observations`` are the texts that searches
-    returned; ``tools_used`` the names of the tools that were executed; ``stop_reason`` is ``answer``, ``turns``,
+    and other tools returned; ``tools_used`` the names of the tools that were executed; ``stop_reason`` is ``answer``, ``turns``,
     ``length`` or ``context``; ``normalizer`` is the one that answers are compared with.
     """
 
@@ -94,6 +95,7 @@ def tree_grpo(
     With ``metric="f1"`` the score in (0, 1] stands in for "right", and never falls below what a wrong answer of the
     same format gets. (The published ``qa_f1_format`` lets a valid answer with F1 0.1 score less than a wrong one.)
     """
+    reject_unknown([metric], ("em", "f1"), what="metric of tree_grpo")
     floor = structure + (retrieval if retrieval and outcome.retrieved else 0.0)
     if outcome.answer is None:
         return floor if outcome.format_valid else 0.0
@@ -122,11 +124,11 @@ REWARDS: dict[str, Reward] = {"em": em, "f1": f1, "tree_grpo": tree_grpo, "atpo"
 """Rewards by name; others are given by import path."""
 
 
-def load_reward(reward: Reward | str) -> Reward:
-    """A reward from its name, import path, or itself. Raises ``ConfigError``."""
-    found: Any = resolve(reward, REWARDS, what="reward") if isinstance(reward, str) else reward
+def load_reward(reward: Reward | str, *, what: str = "reward") -> Reward:
+    """A reward from its name, import path, or itself. Raises ``ConfigError``; ``what`` names the option."""
+    found: Any = resolve(reward, REWARDS, what=what) if isinstance(reward, str) else reward
     if not callable(found):
-        raise ConfigError(f"reward: expected a function of an Outcome, found {found!r}")
+        raise ConfigError(f"{what}: expected a function of an Outcome, found {found!r:.100}")
     return cast("Reward", found)
 
 

@@ -8,67 +8,45 @@ import hashlib
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, cast, get_args
 
-from turntree.envs.core import Action, Finish, Pending, Step, ToolCall, ToolResult, TurnCore
-from turntree.envs.grammar import GRAMMARS, Grammar, Observation, ParsedTurn, TagGrammar, Think, TurnRecord
+from turntree.envs.core import Action, Finish, Pending, Step, TextTool, Tool, ToolCall, ToolResult, TurnCore
+from turntree.envs.grammar import (
+    GRAMMARS,
+    Grammar,
+    Observation,
+    ParsedTurn,
+    TagGrammar,
+    Think,
+    ToolGrammar,
+    TurnRecord,
+    reading_tools,
+)
+from turntree.envs.limits import Limits, OnLength
 from turntree.envs.loading import reject_unknown, resolve
 from turntree.envs.metrics import Normalizer
+from turntree.envs.prompt import PromptTemplate
 from turntree.envs.rewards import Outcome, Reward, evaluate_reward, load_reward, reward_name
 from turntree.envs.snapshot import History, RandomStream
-from turntree.envs.task import FrozenDict, Question
-from turntree.envs.tools import SearchTool
+from turntree.envs.task import FrozenDict, Question, thaw
+from turntree.envs.tools import SearchTool, load_tools, tool_fingerprint, tool_spec
 from turntree.envs.truncation import ObservationLimit, Tokenizer
 from turntree.envs.turn_env import TurnEnv
-from turntree.errors import ConfigError, DataError, SnapshotError, TurnTreeError
+from turntree.errors import ConfigError, DataError, SnapshotError, ToolError, TurnTreeError
 from turntree.search_backend.passage import Passage, SearchBackend
 
 __all__ = ["Limits", "OnLength", "SearchQACore", "SearchQAEnv", "SearchQAState"]
 
-OnLength = Literal["end", "correct"]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of an episode; part of the environment's fingerprint.
-
-    ``max_turns``: model turns in all, the answer's included. ``max_searches``: executed searches (None: one a turn,
-    the last turn excepted). ``top_k``: passages a search. ``on_length``: a turn cut at its length limit ends the
-    episode, or gets one correction (a second cut in a row ends it). ``max_observation_tokens``: tokens of one
-    observation.
-    """
-
-    max_turns: int = 4
-    max_searches: int | None = None
-    top_k: int = 3
-    on_length: OnLength = "end"
-    max_observation_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("max_turns", 1), ("max_searches", 0), ("top_k", 1), ("max_observation_tokens", 1)):
-            value = getattr(self, name)
-            if value is None and name in ("max_searches", "max_observation_tokens"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name}: expected an integer of at least {least}, found {value!r}")
-        reject_unknown([self.on_length], get_args(OnLength), what="on_length setting")
-
-    @property
-    def searches(self) -> int:
-        """How many searches can be executed at most."""
-        most = self.max_turns - 1
-        return most if self.max_searches is None else min(most, self.max_searches)
-
-    def searches_left(self, *, turns: int, searches: int) -> int:
-        """How many searches can still be executed after ``turns`` turns and ``searches`` searches."""
-        return 0 if turns + 1 >= self.max_turns else self.searches - searches
-
 
 @dataclass(frozen=True, slots=True)
 class SearchQAState:
-    """An episode between two turns. ``length_cuts`` counts the turns in a row that were cut at their length limit."""
+    """An episode between two turns.
+
+    ``length_cuts`` counts the turns in a row that were cut at their length limit, ``calls`` the calls of tools other
+    than the search, by name. ``memory`` is what tools with effects ``in_state`` remember, by name.
+    """
 
     task: Question
     stream: RandomStream
@@ -76,6 +54,8 @@ class SearchQAState:
     searches: int = 0
     length_cuts: int = 0
     stop_reason: str = ""
+    calls: FrozenDict = field(default_factory=FrozenDict)
+    memory: FrozenDict = field(default_factory=FrozenDict)
 
     @property
     def turns(self) -> int:
@@ -84,13 +64,16 @@ class SearchQAState:
 
 
 class SearchQACore(TurnCore[SearchQAState]):
-    """The rules. A turn searches, answers, or is corrected; before the last turn the agent is told so.
+    """The rules. A turn searches, calls a tool, answers, or is corrected; before the last turn the agent is told so.
 
-    A search in the last turn is not executed: the episode ends truncated, with an empty observation.
+    A call in the last turn is not executed: the episode ends truncated, with an empty observation.
+
+    ``tools`` are further tools by the name of their tag, which the grammar is taught; ``max_searches`` does not bound
+    them. ``prompt`` replaces the grammar's instructions.
 
     ``info`` of every turn holds ``action``, ``turns``, ``searches``, ``overrun``, ``other_dialect``, and where they
-    apply ``invalid_reason``, ``retrieved``, ``observation_truncated``; at the end ``stop_reason``, ``answer``, ``em``,
-    ``f1``, ``format_valid``, ``format_reason``.
+    apply ``tool_calls`` (by tool), ``invalid_reason``, ``retrieved``, ``observation_truncated``; at the end
+    ``stop_reason``, ``answer``, ``em``, ``f1``, ``format_valid``, ``format_reason``.
     """
 
     def __init__(
@@ -102,19 +85,23 @@ class SearchQACore(TurnCore[SearchQAState]):
         reward: Reward | str = "em",
         normalizer: Normalizer = "squad",
         tokenizer: Tokenizer | None = None,
+        tools: Mapping[str, TextTool] | None = None,
+        prompt: PromptTemplate | None = None,
     ) -> None:
+        own = dict(tools or {})
         self.limits = limits or Limits()
-        self.grammar: Grammar = grammar or TagGrammar()
+        self.grammar = reading_tools(grammar or TagGrammar(), [tool_spec(name, tool) for name, tool in own.items()])
+        self.prompt = prompt
         self.reward = load_reward(reward)
         reject_unknown([normalizer], get_args(Normalizer), what="normalizer")
         self.normalizer: Normalizer = normalizer
-        self.tools = {"search": SearchTool(search, k=self.limits.top_k)}
-        self._limit = _observation_limit(self.limits.max_observation_tokens, tokenizer, self.grammar)
+        self.tools: dict[str, Tool] = {"search": SearchTool(search, k=self.limits.top_k), **own}
+        self._limit = _observation_limit(self.limits.max_observation_tokens, tokenizer, self.grammar, tuple(own))
         self._fingerprint = self._hash(search)
 
     @property
     def fingerprint(self) -> str:
-        """Hash of limits, grammar, reward, normaliser, token limit and search backend."""
+        """Hash of limits, grammar, prompt, reward, normaliser, token limit, search backend and tools."""
         return self._fingerprint
 
     def initial(self, task: Question, *, seed: int) -> tuple[SearchQAState, str]:
@@ -128,10 +115,10 @@ class SearchQACore(TurnCore[SearchQAState]):
             raise DataError(f"question {task.id!r}: expected at least one gold answer, found none")
         state = SearchQAState(task=task, stream=RandomStream(seed), history=History())
         try:
-            prompt = self.grammar.prompt(task.question)
+            prompt = (self.prompt.ask if self.prompt else self.grammar.prompt)(task.question)
         except DataError as error:
             raise DataError(f"question {task.id!r}: {error}") from error
-        if self.limits.searches_left(turns=0, searches=0) == 0:
+        if self._only_answer(turns=0, searches=0):
             prompt = f"{prompt}\n\n{self.grammar.last_turn_notice().strip()}"
         return state, prompt
 
@@ -150,27 +137,44 @@ class SearchQACore(TurnCore[SearchQAState]):
             return self._end(state, "answer", record=record, parsed=parsed, answer=action.argument)
         if state.turns + 1 >= self.limits.max_turns:
             return self._end(state, "turns", record=record, parsed=parsed)
-        if action.kind != "search":
+        if action.kind not in self.tools:
             reason = action.argument if action.kind == "invalid" else "no_action"
             return self._correct(state, text, parsed, reason=reason)
-        if self.limits.searches_left(turns=state.turns, searches=state.searches) == 0:
+        if action.kind == "search" and self.limits.searches_left(turns=state.turns, searches=state.searches) <= 0:
             return self._correct(state, text, parsed, reason="no_searches_left")
-        return Pending(text, action, (ToolCall("search", action.argument),))
+        return Pending(text, action, (ToolCall(action.kind, action.argument, state.memory.get(action.kind)),))
 
     def resolve(
         self, state: SearchQAState, pending: Pending[SearchQAState], results: Sequence[ToolResult]
     ) -> Step[SearchQAState]:
-        """Show what the search found."""
-        passages: tuple[Passage, ...] = tuple(p for result in results for p in result.value)
-        searches = state.searches + len(results)
-        observation = self._announced(self.grammar.results(passages), turns=state.turns + 1, searches=searches)
+        """Show what the search found, or what another tool returned."""
+        if pending.action.kind == "search":
+            return self._found(state, pending, tuple(p for result in results for p in result.value))
+        name = pending.action.kind
+        (result,) = results
+        if not isinstance(result.value, str):
+            raise ToolError(f"the tool {name!r} must return texts, found {result.value!r:.200}; write it as a text")
+        state = replace(state, calls=FrozenDict({**state.calls, name: state.calls.get(name, 0) + 1}))
+        if self.tools[name].effects == "in_state":
+            state = replace(state, memory=FrozenDict({**state.memory, name: result.memory}))
+        return self._show(state, pending, cast("ToolGrammar", self.grammar).tool_result(name, result.value))
+
+    def _found(
+        self, state: SearchQAState, pending: Pending[SearchQAState], passages: tuple[Passage, ...]
+    ) -> Step[SearchQAState]:
+        retrieved = [{"id": p.id, "title": p.title} for p in passages]
+        state = replace(state, searches=state.searches + 1)
+        return self._show(state, pending, self.grammar.results(passages), retrieved=retrieved)
+
+    def _show(
+        self, state: SearchQAState, pending: Pending[SearchQAState], observation: Observation, **more: Any
+    ) -> Step[SearchQAState]:
+        """The step that ends with ``observation``; ``state`` has counted the call."""
+        observation = self._announced(observation, turns=state.turns + 1, searches=state.searches)
         observation, cut = (observation, False) if self._limit is None else self._limit.cut(observation)
         record = TurnRecord(pending.text, pending.action, observation.text, "results")
-        after = replace(state, history=state.history.append(record), searches=searches, length_cuts=0)
-        info = self._info(after, self.grammar.parse(pending.text)) | {
-            "retrieved": [{"id": p.id, "title": p.title} for p in passages],
-            "observation_truncated": cut,
-        }
+        after = replace(state, history=state.history.append(record), length_cuts=0)
+        info = self._info(after, self.grammar.parse(pending.text)) | more | {"observation_truncated": cut}
         return Step(after, observation.text, info=FrozenDict(info))
 
     def truncate(self, state: SearchQAState, reason: str) -> Step[SearchQAState]:
@@ -193,6 +197,8 @@ class SearchQACore(TurnCore[SearchQAState]):
             "searches": state.searches,
             "length_cuts": state.length_cuts,
             "stop_reason": state.stop_reason,
+            "calls": thaw(state.calls),
+            "memory": thaw(state.memory),
         }
 
     def decode_state(self, data: Mapping[str, Any]) -> SearchQAState:
@@ -206,6 +212,8 @@ class SearchQACore(TurnCore[SearchQAState]):
                 searches=int(data["searches"]),
                 length_cuts=int(data["length_cuts"]),
                 stop_reason=str(data["stop_reason"]),
+                calls=FrozenDict(data["calls"]),
+                memory=FrozenDict(data["memory"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SnapshotError(
@@ -238,9 +246,15 @@ class SearchQACore(TurnCore[SearchQAState]):
         after = replace(state, history=state.history.append(record))
         return Step(after, observation.text, info=FrozenDict(self._info(after, invalid)))
 
+    def _only_answer(self, *, turns: int, searches: int) -> bool:
+        """Whether the next turn can call nothing."""
+        if len(self.tools) > 1:
+            return turns + 1 >= self.limits.max_turns
+        return self.limits.searches_left(turns=turns, searches=searches) <= 0
+
     def _announced(self, observation: Observation, *, turns: int, searches: int) -> Observation:
-        """The observation, with the notice when the next turn cannot search."""
-        if self.limits.searches_left(turns=turns, searches=searches) > 0:
+        """The observation, with the notice when the next turn can call nothing."""
+        if not self._only_answer(turns=turns, searches=searches):
             return observation
         return replace(observation, tail=observation.tail + self.grammar.last_turn_notice())
 
@@ -291,6 +305,9 @@ class SearchQACore(TurnCore[SearchQAState]):
 
     def _info(self, state: SearchQAState, parsed: ParsedTurn | None) -> dict[str, Any]:
         info: dict[str, Any] = {"turns": state.turns, "searches": state.searches}
+        if len(self.tools) > 1:
+            counts = {**state.calls, "search": state.searches}
+            info["tool_calls"] = {name: counts.get(name, 0) for name in self.tools}
         if parsed is None:
             return info | {"action": "none"}
         info |= {
@@ -311,12 +328,14 @@ class SearchQACore(TurnCore[SearchQAState]):
             "normalizer": self.normalizer,
             "tokens": self._limit.fingerprint if self._limit else None,
             "search": search.fingerprint,
+            "prompt": self.prompt.fingerprint if self.prompt else None,
+            "tools": {name: tool_fingerprint(tool) for name, tool in self.tools.items() if name != "search"},
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _observation_limit(
-    max_tokens: int | None, tokenizer: Tokenizer | None, grammar: Grammar
+    max_tokens: int | None, tokenizer: Tokenizer | None, grammar: Grammar, tools: Sequence[str]
 ) -> ObservationLimit | None:
     """The limit, checked to leave room for everything that is not a document."""
     if max_tokens is None:
@@ -330,6 +349,9 @@ def _observation_limit(
     notice = grammar.last_turn_notice()
     limit.require(empty.text + notice, what="an empty result with the notice of the last turn")
     limit.require(grammar.correction("no_action") + notice, what="a correction with the notice of the last turn")
+    for name in tools:
+        frame = cast("ToolGrammar", grammar).tool_result(name, "x")
+        limit.require(frame.head + frame.tail + notice, what=f"an empty result of {name} with the notice")
     return limit
 
 
@@ -338,8 +360,10 @@ class SearchQAEnv(TurnEnv[SearchQAState]):
 
     ``questions``: a list of :class:`Question`, or a path for ``load_questions``. What is searched: ``corpus`` (passages
     or a path, indexed with BM25) or ``search`` (any backend). Without questions and corpus a small fictional world is
-    used. ``grammar``: an object, ``"tags"``, or an import path; ``think`` sets the default grammar's. ``reward``: see
-    :mod:`turntree.envs.rewards`. The limits are those of :class:`Limits`. Unknown arguments raise ``ConfigError``.
+    used. ``grammar``: an object, ``"tags"``, or an import path; ``think`` sets the default grammar's. ``prompt``: a
+    :class:`PromptTemplate` or the path of its file. ``tools``: further tools by name, as objects or for ``load_tools``.
+    ``reward``: see :mod:`turntree.envs.rewards`. The limits are those of :class:`Limits`. Unknown arguments raise
+    ``ConfigError``.
     """
 
     core: SearchQACore
@@ -358,6 +382,8 @@ class SearchQAEnv(TurnEnv[SearchQAState]):
         on_length: OnLength = "end",
         grammar: Grammar | str | None = None,
         think: Think | None = None,
+        prompt: PromptTemplate | str | Path | None = None,
+        tools: Mapping[str, Any] | None = None,
         reward: Reward | str = "em",
         normalizer: Normalizer = "squad",
         tool_retries: int = 2,
@@ -369,14 +395,21 @@ class SearchQAEnv(TurnEnv[SearchQAState]):
         chosen = _load_grammar(grammar, think)
         tasks, backend = _load_data(questions, corpus, search)
         core = SearchQACore(
-            backend, limits=limits, grammar=chosen, reward=reward, normalizer=normalizer, tokenizer=tokenizer
+            backend,
+            limits=limits,
+            grammar=chosen,
+            reward=reward,
+            normalizer=normalizer,
+            tokenizer=tokenizer,
+            tools=load_tools(tools or {}),
+            prompt=PromptTemplate.read(prompt) if isinstance(prompt, (str, Path)) else prompt,
         )
         super().__init__(
             core,
             tasks,
             tool_retries=tool_retries,
             tool_backoff_s=tool_backoff_s,
-            action_examples=_ACTION_EXAMPLES if isinstance(chosen, TagGrammar) else (),
+            action_examples=_action_examples(core.grammar),
         )
 
     def as_task(self, value: Any) -> Question:
@@ -398,6 +431,12 @@ _ACTION_EXAMPLES = (
     "<think>Now I know.</think><answer> yes </answer>",
     "I am not sure what to do.",
 )
+
+
+def _action_examples(grammar: Grammar) -> tuple[str, ...]:
+    if not isinstance(grammar, TagGrammar):
+        return ()
+    return (*_ACTION_EXAMPLES, *(grammar.write("I use it.", Action(name, "1 + 1")) for name in grammar.tool_names))
 
 
 def _env_options() -> list[str]:

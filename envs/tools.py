@@ -1,18 +1,30 @@
-"""Tools, and the one function that executes calls: grouped by tool, retried, counted."""
+"""Tools: the search, those that a user names, and the one function that executes calls.
+
+A tool of a user's own is a :class:`TextTool`, a class or factory given by import path and called by its own tag.
+"""
 
 from __future__ import annotations
 
+import inspect
+import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, get_args
 
-from turntree.envs.core import Effects, Tool, ToolCall, ToolFailure, ToolResult
-from turntree.errors import ToolError
+from turntree.envs.core import Effects, TextTool, Tool, ToolCall, ToolFailure, ToolResult, ToolSpec
+from turntree.envs.loading import check_arguments, construct, import_object
+from turntree.envs.task import freeze, thaw
+from turntree.errors import ConfigError, ToolError
 from turntree.search_backend.passage import Passage, SearchBackend
 
-__all__ = ["CallCounter", "SearchTool", "execute"]
+__all__ = ["CallCounter", "SearchTool", "check_tool", "execute", "load_tools", "tool_fingerprint", "tool_spec"]
 
 _Outcome = ToolResult | ToolFailure
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_TAKEN = ("think", "search", "information", "answer", "invalid", "none")
 
 
 @dataclass
@@ -39,7 +51,6 @@ class SearchTool:
 
     backend: SearchBackend
     k: int = 3
-    name: str = "search"
     effects: Effects = "none"
 
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult | ToolFailure]:
@@ -76,7 +87,7 @@ def execute(
         places = [i for i, call in enumerate(calls) if call.tool == name]
         mine = [calls[i] for i in places]
         answers = _execute_one(
-            _find(tools, name), mine, retries=retries, backoff_s=backoff_s, counter=counter, sleep=sleep
+            name, _find(tools, name), mine, retries=retries, backoff_s=backoff_s, counter=counter, sleep=sleep
         )
         outcomes.update(zip(places, answers, strict=True))
     return [outcomes[i] for i in range(len(calls))]
@@ -89,6 +100,7 @@ def _find(tools: Mapping[str, Tool], name: str) -> Tool:
 
 
 def _execute_one(
+    name: str,
     tool: Tool,
     calls: Sequence[ToolCall],
     *,
@@ -104,8 +116,8 @@ def _execute_one(
     for attempt in range(retries + 1):
         if attempt:
             sleep(backoff_s * 2 ** (attempt - 1))
-        counter.add("attempts", tool.name, len(waiting))
-        for index, outcome in zip(waiting, _attempt(tool, [unique[i] for i in waiting]), strict=True):
+        counter.add("attempts", name, len(waiting))
+        for index, outcome in zip(waiting, _attempt(name, tool, [unique[i] for i in waiting]), strict=True):
             answers[index] = outcome
         waiting = [i for i in waiting if isinstance(answers[i], ToolFailure)]
         if not waiting:
@@ -113,21 +125,122 @@ def _execute_one(
     if tool.effects == "none":
         places = {call: i for i, call in enumerate(unique)}
         answers = [answers[places[call]] for call in calls]
-    counter.add("calls", tool.name, len(calls))
-    counter.add("shared", tool.name, len(calls) - len(unique))
-    counter.add("failures", tool.name, sum(isinstance(a, ToolFailure) for a in answers))
+    counter.add("calls", name, len(calls))
+    counter.add("shared", name, len(calls) - len(unique))
+    counter.add("failures", name, sum(isinstance(a, ToolFailure) for a in answers))
     return answers
 
 
-def _attempt(tool: Tool, calls: Sequence[ToolCall]) -> list[_Outcome]:
+def _attempt(name: str, tool: Tool, calls: Sequence[ToolCall]) -> list[_Outcome]:
     """One batch. Infrastructure errors become failures of every call of the batch; bugs are raised."""
     try:
-        outcomes = tool.run(calls)
+        outcomes: Any = tool.run(calls)
     except (ToolError, OSError, TimeoutError) as error:
         return [ToolFailure(type(error).__name__, str(error))] * len(calls)
+    if not isinstance(outcomes, Sequence) or not all(isinstance(o, (ToolResult, ToolFailure)) for o in outcomes):
+        raise ToolError(
+            f"the tool {name!r} must answer with ToolResult or ToolFailure objects, found {outcomes!r:.200}"
+        )
     if len(outcomes) != len(calls):
         raise ToolError(
-            f"the tool {tool.name!r} answered {len(outcomes)} outcomes to {len(calls)} calls; it must give exactly one "
+            f"the tool {name!r} answered {len(outcomes)} outcomes to {len(calls)} calls; it must give exactly one "
             "for each call, in the same order"
         )
-    return outcomes
+    return list(outcomes)
+
+
+# -- tools of a user's own -----------------------------------------------------------------------------------
+
+
+def tool_spec(name: str, tool: Any, *, what: str = "") -> ToolSpec:
+    """What a grammar must know of ``tool``, after its shape was checked (it is not called).
+
+    Raises ``ConfigError`` for a name that cannot be a tag, and for an object without ``run(calls)``, a known word in
+    ``effects`` and one line of ``description``. ``what`` names the option that it was given by.
+    """
+    what = what or f"tool {name!r}"
+    if not _NAME.fullmatch(name) or name in _TAKEN:
+        raise ConfigError(
+            f"{what}: expected a name of small letters, digits and underscores other than {', '.join(_TAKEN)}, found "
+            f"{name!r}; the model calls the tool by this tag"
+        )
+    lacks = [part for part in ("run", "effects", "description") if not hasattr(tool, part)]
+    if lacks or inspect.isclass(tool):
+        kind = f"the class {tool.__qualname__}" if inspect.isclass(tool) else f"{tool!r:.100}"
+        raise ConfigError(
+            f"{what}: expected an object with run(calls), effects and description, found {kind}"
+            + (f" without {', '.join(lacks)}" if lacks else "; give an instance")
+        )
+    if tool.effects not in get_args(Effects):
+        words = ", ".join(map(repr, get_args(Effects)))
+        raise ConfigError(f"{what}: expected effects to be one of {words}, found {tool.effects!r}")
+    if not isinstance(tool.description, str) or len(tool.description.strip().splitlines()) != 1:
+        raise ConfigError(f"{what}: expected one line of text as description, found {tool.description!r:.100}")
+    try:
+        inspect.signature(tool.run).bind([])
+    except TypeError as error:
+        raise ConfigError(f"{what}: expected run() to take one batch of calls: {error}") from None
+    return ToolSpec(name, tool.description.strip())
+
+
+def load_tools(tools: Mapping[str, Any], *, what: str = "tools") -> dict[str, TextTool]:
+    """Tools by name, each an object, the import path of a class or factory, or ``{"path": ..., "args": {...}}``.
+
+    Raises ``ConfigError`` with the option (``what`` and the tool's name) for everything that is no tool.
+    """
+    return {name: _load_tool(name, value, what=f"{what}.{name}") for name, value in tools.items()}
+
+
+def _load_tool(name: str, value: Any, *, what: str) -> TextTool:
+    tool: Any = value
+    path: Any = value if isinstance(value, str) else ""
+    arguments: Any = {}
+    if isinstance(value, Mapping):
+        path, arguments = value.get("path", ""), value.get("args") or {}
+        if not isinstance(path, str) or not path or not isinstance(arguments, Mapping) or set(value) - {"path", "args"}:
+            raise ConfigError(f"{what}: expected an import path, or path and args, found {dict(value)!r:.200}")
+    if path:
+        factory = import_object(path, what=what)
+        what = f"{what}={path}"
+        check_arguments(factory, arguments, what=what)
+        tool = construct(factory, arguments, what=what)
+    tool_spec(name, tool, what=what)
+    loaded: TextTool = tool
+    return loaded
+
+
+def tool_fingerprint(tool: Any) -> str:
+    """The tool's own ``fingerprint``, else the name of its class; beside its description and effects."""
+    own = getattr(tool, "fingerprint", f"{type(tool).__module__}:{type(tool).__qualname__}")
+    return f"{own}/{tool.effects}/{tool.description}"
+
+
+def check_tool(tool: TextTool, *arguments: str) -> list[str]:
+    """Call a tool and check what a rollout relies on; the texts that it returned. Made for the tests of a tool.
+
+    One outcome for each call, in order; texts as results; the same calls give the same results (unless ``effects`` is
+    ``external``); what an ``in_state`` tool remembers is JSON-able, and other tools remember nothing.
+
+    Raises ``ToolError`` with the law that is broken, and for a call that fails.
+    """
+    tool_spec("tool", tool)
+    calls = [ToolCall("tool", argument) for argument in arguments]
+    results = [_require_text(outcome) for outcome in _attempt("tool", tool, calls)]
+    if tool.effects != "external" and results != _attempt("tool", tool, calls):
+        raise ToolError("the same calls gave other results the second time; declare effects='external'")
+    for result in results:
+        if tool.effects != "in_state" and result.memory is not None:
+            raise ToolError(f"a tool that remembers must declare effects='in_state', found {tool.effects!r}")
+        try:
+            restored = freeze(json.loads(json.dumps(thaw(result.memory))))
+        except (TypeError, ValueError) as error:
+            raise ToolError(f"expected JSON-able memory, found {result.memory!r:.100}: {error}") from error
+        if restored != freeze(result.memory):
+            raise ToolError(f"memory must survive JSON: {result.memory!r:.100} became {restored!r:.100}")
+    return [result.value for result in results]
+
+
+def _require_text(outcome: _Outcome) -> ToolResult:
+    if isinstance(outcome, ToolFailure) or not isinstance(outcome.value, str):
+        raise ToolError(f"expected a text as the result of a call, found {outcome!r:.200}")
+    return outcome

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,14 +117,6 @@ def import_object(path: str, *, option: str) -> Any:
     Raises:
         ConfigError: naming the option, with what was found in the module.
     """
-    module_name, colon, name = path.partition(":")
-    if not colon or not module_name or not name:
-        raise ConfigError(f"{option}={path!r}: expected an import path of the form package.module:name")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{option}={path!r}: cannot import {module_name}: {error}") from error
-    if not hasattr(module, name):
-        public = [n for n in dir(module) if not n.startswith("_")]
-        raise ConfigError(f"{option}={path!r}: {module_name} has no {name!r}.{did_you_mean(name, public)}")
-    return getattr(module, name)
+    from turntree.envs import loading  # only now: composing a configuration needs no environment
+
+    return loading.import_object(path, what=option)

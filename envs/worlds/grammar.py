@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turntree.envs.grammar import NOTHING_FOUND, Observation, TagGrammar, plain
+from turntree.envs.grammar import NOTHING_FOUND, Observation, TagGrammar
+from turntree.envs.tags import neutralise
 from turntree.search_backend.passage import Passage
 
 __all__ = ["WorldGrammar"]
@@ -27,7 +28,7 @@ class WorldGrammar(TagGrammar):
     def fingerprint(self) -> str:
         """Changes with ``think`` and with every text that the grammar writes."""
         found = [self.results(passages).text for passages in ([], [Passage("", "t", "x"), Passage("", "t", "y")])]
-        texts = [self.think, self.prompt("?"), *found, _NOTICE, _CORRECTION]
+        texts = [self.think, self.prompt("?"), *found, _NOTICE, _CORRECTION, *self.tool_names]
         return "world-" + hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
     def prompt(self, question: str) -> str:
@@ -37,7 +38,12 @@ class WorldGrammar(TagGrammar):
 
     def results(self, passages: Sequence[Passage]) -> Observation:
         """``<information> text\\n...</information>``: no titles or numbers, tags inside passages neutralised."""
-        body = "\n".join(plain(p.text) for p in passages) if passages else NOTHING_FOUND
+        return self.shown(
+            "\n".join(neutralise(p.text, self.tool_names) for p in passages) if passages else NOTHING_FOUND
+        )
+
+    def shown(self, body: str) -> Observation:
+        """What came back for a call, on one line with its tags."""
         return Observation("<information> ", body, "</information>")
 
     def correction(self, reason: str) -> str:

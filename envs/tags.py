@@ -1,0 +1,155 @@
+"""Tags in turns: read as an action, fed to the automaton of a valid episode, neutralised in what is data.
+
+The table of :mod:`turntree.envs.grammar` says how a turn is read; this is the reading itself, for any set of tools.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from turntree.envs.core import Action
+
+__all__ = ["Reading", "Tags", "advance", "compile_tags", "is_other_dialect", "neutralise", "read"]
+
+_CONTROL_TOKEN = re.compile(r"<(?=[|｜][^<>\s]{1,64}[|｜]>)")
+_OTHER_DIALECT = re.compile(
+    r"<tool_call>|<function_call>|<function=|<invoke\b|<\|?(?:tool_call|python_tag|action_start)|<｜tool|\[TOOL_CALLS\]"
+    r"|^[ \t]*Action\s*(?:\d+\s*)?:\s*\w+\s*[\[(]|\"(?:arguments|parameters)\"\s*:\s*[{\"]"
+    r"|<code>|<python>|```(?:python|json|tool)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_EMPTY = {"search": "empty_query", "answer": "empty_answer"}
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The tags of a grammar, compiled: what calls for an action, and the automaton of a valid episode."""
+
+    actions: frozenset[str]
+    exact: re.Pattern[str]
+    any_spelling: re.Pattern[str]
+    moves: Mapping[tuple[str, str], str]
+    inside: frozenset[str]
+
+
+@functools.cache
+def compile_tags(tools: tuple[str, ...] = ()) -> Tags:
+    """The automaton is Tree-GRPO's (qa_em_format.is_valid_sequence), every tool in the place of the search.
+
+    think -> (search -> information -> think)* -> answer, only white space between tags.
+    """
+    calls = ("search", *tools)
+    moves = {
+        ("start", "<think>"): "in_think",
+        ("information", "<think>"): "in_think",
+        ("in_think", "</think>"): "after_think",
+        ("in_information", "</information>"): "information",
+        ("after_think", "<answer>"): "in_answer",
+        ("in_answer", "</answer>"): "end",
+    }
+    for call in calls:
+        moves["after_think", f"<{call}>"] = f"in_{call}"
+        moves[f"in_{call}", f"</{call}>"] = f"after_{call}"
+        moves[f"after_{call}", "<information>"] = "in_information"
+    names = ("think", "information", "answer", *calls)
+    either = "|".join(names)
+    return Tags(
+        actions=frozenset({"answer", *calls}),
+        exact=re.compile(rf"<(/?)({either})>"),
+        # Written so that long runs of white space cannot be split in two ways: a turn is untrusted text of any length.
+        any_spelling=re.compile(rf"<\s*(?:/\s*)?(?:{either})\s*(?:/\s*)?>", re.IGNORECASE),
+        moves=moves,
+        inside=frozenset(f"in_{name}" for name in names),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The action that a turn asks for, where it stands, what was odd, and whether a closed thought came before it."""
+
+    action: Action
+    span: tuple[int, int] | None = None
+    notes: tuple[str, ...] = ()
+    thought: bool = False
+
+
+def read(text: str, known: Tags) -> Reading:
+    """One pass over the tags; ``opened`` remembers the innermost open tag of each action."""
+    tags = list(known.exact.finditer(text))
+    thoughts = [tag for tag in tags if tag[2] == "think"]
+    last_close = max((tag.start() for tag in thoughts if tag[1]), default=-1)
+    thinking = bool(thoughts) and bool(thoughts[0][1])
+    thought = False
+    opened: dict[str, re.Match[str]] = {}
+    broken = in_thought = ""
+    for index, tag in enumerate(tags):
+        name = tag[2]
+        if name == "think":
+            thinking, thought = not tag[1], thought or bool(tag[1])
+        elif thinking and tag.start() < last_close:
+            in_thought = "action_in_thought" if tag[1] and name != "information" else in_thought
+        elif name in known.actions and not tag[1]:
+            opened[name] = tag
+        elif name in opened and tags[index - 1] is opened[name]:
+            return _closed(text, opened[name], tag, inside_think=thinking, thought=thought)
+        elif name in known.actions:
+            broken = "nested_tags" if name in opened else f"unopened_{name}"
+            opened.pop(name, None)
+    newest = max(opened.values(), key=lambda tag: tag.start(), default=None)
+    unclosed = f"unclosed_{newest[2]}" if newest is not None else ""
+    reason = broken or unclosed or in_thought or _no_action(text, tags, known)
+    return Reading(Action("invalid", reason), thought=thought)
+
+
+def _closed(text: str, opening: re.Match[str], closing: re.Match[str], *, inside_think: bool, thought: bool) -> Reading:
+    kind = opening[2]
+    argument = text[opening.end() : closing.start()]
+    if kind not in _EMPTY:  # what a tool is given may be code, whose first line is indented as the others are
+        argument = textwrap.dedent(argument)
+    argument = argument.strip()
+    action = Action(kind, argument) if argument else Action("invalid", _EMPTY.get(kind, "empty_call"))
+    notes = [
+        code for code, holds in (("inside_think", inside_think), ("overrun", text[closing.end() :].strip())) if holds
+    ]
+    return Reading(action, (opening.start(), closing.end()), tuple(notes), thought)
+
+
+def _no_action(text: str, tags: Sequence[re.Match[str]], known: Tags) -> str:
+    if not text.strip():
+        return "empty_turn"
+    exact = {tag.start() for tag in tags}
+    if any(match.start() not in exact for match in known.any_spelling.finditer(text)):
+        return "misspelt_tag"
+    return "no_action"
+
+
+def advance(state: str, text: str, known: Tags, *, own_turn: bool) -> tuple[str, str]:
+    """Feed text to the automaton: the new state, and the reason code when it was refused."""
+    position = 0
+    for tag in known.exact.finditer(text):
+        if state not in known.inside and text[position : tag.start()].strip():
+            return state, f"unexpected_text:{state}"
+        if own_turn and tag[2] == "information":
+            return state, "fabricated_information"
+        if (state, tag[0]) not in known.moves:
+            return state, f"unexpected_tag:{state}"
+        state = known.moves[state, tag[0]]
+        position = tag.end()
+    if state not in known.inside and text[position:].strip():
+        return state, f"unexpected_text:{state}"
+    return state, ""
+
+
+def is_other_dialect(text: str) -> bool:
+    """Whether a turn looks like a call in another convention (Hermes, ReAct, JSON functions, code blocks)."""
+    return _OTHER_DIALECT.search(text) is not None
+
+
+def neutralise(text: str, tools: tuple[str, ...] = ()) -> str:
+    """Retrieved text is data: tags of the grammar and chat control tokens inside it lose their angle brackets."""
+    bracketed = compile_tags(tools).any_spelling.sub(lambda match: f"[{match[0][1:-1]}]", text)
+    return _CONTROL_TOKEN.sub("[", bracketed)
