@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,25 +16,17 @@ from turntree.agents.engines.protocol import Engine, SamplingParams
 from turntree.agents.models import load_model
 from turntree.agents.scorer import Finisher, Scorer
 from turntree.envs.datasets import load_questions
-from turntree.envs.rewards import Reward, load_reward
+from turntree.envs.loading import check_arguments
 from turntree.envs.search_qa import Limits as EnvLimits
 from turntree.envs.search_qa import OnLength, SearchQACore
 from turntree.envs.task import Question
 from turntree.errors import ConfigError, DataError
 from turntree.search_backend import SearchBackend
 from turntree.search_backend.bm25 import BM25Backend, BM25Settings
-from turntree.trainers.compose import import_object
 from turntree.trainers.config import AlgorithmConfig, RunConfig
 from turntree.trainers.credit import CreditRule
-from turntree.trainers.probe import (
-    probe_credit,
-    probe_expansion,
-    probe_grammar,
-    probe_loss,
-    probe_reward,
-    require_function,
-    require_rule,
-)
+from turntree.trainers.plugins import load_backend, load_batched, load_env, load_reward, load_rule, spelled
+from turntree.trainers.probe import probe_credit, probe_expansion, probe_loss
 from turntree.trainers.rollout import Budget, GrowthPlan, Limits
 
 if TYPE_CHECKING:
@@ -125,8 +116,7 @@ def build_task(config: RunConfig, tokenizer: Any, *, questions: str, corpus: str
     rows = load_questions(path)
     if not rows:
         raise DataError(f"{option}: expected at least one question, found none in {path}")
-    grammar = _construct(config.env.grammar, config.env.grammar_args, option="env.grammar")
-    probe_grammar(grammar, option=f"env.grammar={config.env.grammar}")
+    grammar, prompt, tools = load_env(config.env)
     core = SearchQACore(
         build_backend(config, _corpus(config, path, corpus)),
         limits=EnvLimits(
@@ -137,20 +127,12 @@ def build_task(config: RunConfig, tokenizer: Any, *, questions: str, corpus: str
             max_observation_tokens=config.env.max_observation_tokens,
         ),
         grammar=grammar,
-        reward=_reward(config),
+        reward=load_reward(config.reward),
         tokenizer=tokenizer,
+        tools=tools,
+        prompt=prompt,
     )
     return Task(tuple(rows), core)
-
-
-def _reward(config: RunConfig) -> Reward:
-    option = f"reward.name={config.reward.name}"
-    try:
-        found = load_reward(config.reward.name)
-    except ConfigError as error:
-        raise ConfigError(f"{option}: {error}") from None
-    probe_reward(require_rule(found, option=option), option=option)
-    return found
 
 
 def _corpus(config: RunConfig, questions: Path, corpus: str) -> Path:
@@ -171,16 +153,15 @@ def build_backend(config: RunConfig, corpus: Path) -> SearchBackend:
     """The retriever over ``corpus``."""
     args = dict(config.search.args)
     if config.search.backend == "bm25":
-        _check_arguments(BM25Settings, args, option="search.args")
+        check_arguments(BM25Settings, args, what="search.args")
         return _bm25(str(corpus.resolve()), corpus.stat().st_mtime, tuple(sorted(args.items())))
-    backend: SearchBackend = _construct(config.search.backend, {"corpus": corpus, **args}, option="search.backend")
-    return backend
+    return load_backend(config.search.backend, {"corpus": corpus, **args})
 
 
 def growth_plan(algorithm: AlgorithmConfig) -> GrowthPlan:
     """The shape of a prompt's trees."""
-    rule = _rule(algorithm.expansion, algorithm.expansion_args, option="algorithm.expansion")
-    probe_expansion(rule, option=_words("algorithm.expansion", algorithm.expansion, algorithm.expansion_args))
+    rule = load_rule(algorithm.expansion, algorithm.expansion_args, option="algorithm.expansion")
+    probe_expansion(rule, option=spelled("algorithm.expansion", algorithm.expansion, algorithm.expansion_args))
     return GrowthPlan(
         trees=algorithm.trees,
         chains=algorithm.chains,
@@ -194,8 +175,8 @@ def growth_plan(algorithm: AlgorithmConfig) -> GrowthPlan:
 
 def credit_rule(algorithm: AlgorithmConfig) -> CreditRule:
     """The credit rule with its arguments bound, after it was tried on a tiny group."""
-    rule: CreditRule = _rule(algorithm.credit, algorithm.credit_args, option="algorithm.credit")
-    probe_credit(rule, option=_words("algorithm.credit", algorithm.credit, algorithm.credit_args))
+    rule: CreditRule = load_rule(algorithm.credit, algorithm.credit_args, option="algorithm.credit")
+    probe_credit(rule, option=spelled("algorithm.credit", algorithm.credit, algorithm.credit_args))
     return rule
 
 
@@ -203,65 +184,21 @@ def loss_function(algorithm: AlgorithmConfig) -> LossFunction | None:
     """The policy loss that replaces the clipped ratio, after it was tried; None without one."""
     if not algorithm.objective:
         return None
-    found: LossFunction = _rule(algorithm.objective, algorithm.objective_args, option="algorithm.objective")
-    probe_loss(found, option=_words("algorithm.objective", algorithm.objective, algorithm.objective_args))
+    found: LossFunction = load_rule(algorithm.objective, algorithm.objective_args, option="algorithm.objective")
+    probe_loss(found, option=spelled("algorithm.objective", algorithm.objective, algorithm.objective_args))
     return found
 
 
 def scorer(config: RunConfig) -> Scorer | None:
     """The scorer that replaces the environment's reward; None without one."""
-    return cast("Scorer | None", _batched(config.reward.scorer, option="reward.scorer"))
+    return cast("Scorer | None", load_batched(config.reward.scorer, config.reward.scorer_args, option="reward.scorer"))
 
 
 def finisher(config: RunConfig) -> Finisher | None:
     """What writes the answers of finished trajectories before they are scored; None without one."""
-    return cast("Finisher | None", _batched(config.reward.finisher, option="reward.finisher"))
-
-
-def _batched(path: str, *, option: str) -> Any:
-    return require_function(import_object(path, option=option), option=f"{option}={path}") if path else None
-
-
-def _rule(path: str, arguments: dict[str, Any], *, option: str) -> Any:
-    rule = require_rule(import_object(path, option=option), option=f"{option}={path}")
-    return _partial(rule, arguments, option=f"{option}_args") if arguments else rule
-
-
-def _words(option: str, path: str, arguments: dict[str, Any]) -> str:
-    """The option as messages name it, with the arguments that may be at fault."""
-    given = " ".join(f"{option}_args.{name}={value}" for name, value in arguments.items())
-    return f"{option}={path} {given}".rstrip()
-
-
-def _partial(function: Callable[..., Any], arguments: dict[str, Any], *, option: str) -> Any:
-    """``functools.partial`` that keeps the attributes of a rule (``needs``)."""
-    _check_arguments(function, arguments, option=option)
-    bound = functools.partial(function, **arguments)
-    return functools.update_wrapper(bound, function)
-
-
-def _construct(path: str, arguments: dict[str, Any], *, option: str) -> Any:
-    """Call what an import path names."""
-    factory = import_object(path, option=option)
-    _check_arguments(factory, arguments, option=option)
-    try:
-        return factory(**arguments)
-    except (ConfigError, TypeError, ValueError) as error:
-        kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
-        given = f" with {arguments}" if arguments else ""
-        raise ConfigError(f"{option}={path}{given}: {kind}{error}") from error
-
-
-def _check_arguments(function: Callable[..., Any], arguments: dict[str, Any], *, option: str) -> None:
-    """Refuse arguments that ``function`` does not take, before anything was done with them."""
-    if not callable(function):
-        raise ConfigError(f"{option}: expected something that can be called, found {function!r}")
-    try:
-        inspect.signature(function).bind_partial(**arguments)
-    except TypeError as error:
-        raise ConfigError(f"{option}: {getattr(function, '__qualname__', function)} {error}") from None
-    except ValueError:  # built-in functions may have no signature
-        return
+    return cast(
+        "Finisher | None", load_batched(config.reward.finisher, config.reward.finisher_args, option="reward.finisher")
+    )
 
 
 def limits(config: RunConfig) -> Limits:
@@ -284,6 +221,9 @@ def provenance(config: RunConfig, task: Task, *, questions: str) -> dict[str, An
         "max_turn_tokens": config.sampling.max_turn_tokens,
         "max_context_tokens": config.sampling.max_context_tokens,
         "grammar": task.core.grammar.fingerprint,
+        "prompt": config.env.prompt,
+        "prompt_text": task.core.prompt.text if task.core.prompt else "",
+        "tools": config.env.tools,
         "env": task.core.fingerprint,
         "normalizer": task.core.normalizer,
         "finisher": config.reward.finisher,

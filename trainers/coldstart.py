@@ -33,6 +33,8 @@ RESUME_KEYS = (
     "env.max_observation_tokens",
     "env.grammar",
     "env.grammar_args",
+    "env.prompt",
+    "env.tools",
     "search",
     "sft.steps",
     "sft.demonstrations",

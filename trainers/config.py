@@ -104,6 +104,8 @@ class EnvConfig:
     on_length: str = opt("correct", "a turn cut at its limit: correct (one correction) or end (truncated).")
     grammar: str = opt("turntree.envs.grammar:TagGrammar", "import path of the turn grammar.")
     grammar_args: dict[str, Any] = opt({}, "its arguments (TagGrammar: think=optional|required).")
+    prompt: str = opt("", "text file with {question}, in the place of the grammar's instructions ('' : the grammar's).")
+    tools: dict[str, Any] = opt({}, "further tools: name -> import path of a class or factory, or {path, args}.")
     tool_retries: int = opt(2, "retries of a failed tool call before the leaf counts as failed.")
 
     def __post_init__(self) -> None:
@@ -118,8 +120,11 @@ class RewardConfig:
     """What a finished trajectory is worth."""
 
     name: str = opt("em", "em, f1, tree_grpo (graded), atpo (-1/0/EM), or the import path of a reward function.")
+    args: dict[str, Any] = opt({}, "its arguments (tree_grpo: structure, final, retrieval, metric).")
     scorer: str = opt("", "import path of a batched scorer that replaces the env's reward ('' : none).")
+    scorer_args: dict[str, Any] = opt({}, "its arguments; a class or factory is called with them.")
     finisher: str = opt("", "import path of a finisher, which writes the answers before they are scored ('' : none).")
+    finisher_args: dict[str, Any] = opt({}, "its arguments; a class or factory is called with them.")
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,8 @@ RESUME_KEYS = (
     "env.on_length",
     "env.grammar",
     "env.grammar_args",
+    "env.prompt",
+    "env.tools",
     "search",
     "reward",
     "sampling",

@@ -12,16 +12,18 @@ import numpy as np
 import torch
 
 from turntree.envs.core import Action
-from turntree.envs.grammar import Grammar, ParsedTurn
+from turntree.envs.grammar import Grammar, Observation, ParsedTurn, TurnRecord, Validity
 from turntree.envs.rewards import Outcome, evaluate_reward
 from turntree.envs.task import FrozenDict, Question
 from turntree.errors import ConfigError, TurnTreeError
+from turntree.search_backend.passage import Passage, SearchBackend
 from turntree.trainers.credit import Advantages, CreditRule
 from turntree.trainers.expansion import Expansion, ExpansionRule
 from turntree.trainers.losses import Denominators, Occurrences, PolicyLoss
 from turntree.trainers.tree import Group, Node, Tree
 
 __all__ = [
+    "probe_backend",
     "probe_credit",
     "probe_expansion",
     "probe_grammar",
@@ -71,20 +73,60 @@ def _trying(option: str) -> Iterator[None]:
 
 
 def probe_reward(rule: Callable[[Outcome], float], *, option: str) -> None:
-    """Judge one right answer. Raises ``ConfigError``."""
+    """Judge right, wrong and missing answers, well and badly formed. Raises ``ConfigError``."""
+    for answer in ("Shakespeare", "Goethe", None):
+        for valid in (True, False):
+            outcome = Outcome(
+                answer,
+                _QUESTION.golden_answers,
+                format_valid=valid,
+                format_reason="" if valid else "incomplete:start",
+                observations=("Hamlet is a tragedy by Shakespeare.",),
+                tools_used=frozenset({"search"}),
+                turns=2,
+                stop_reason="turns" if answer is None else "answer",
+            )
+            with _trying(option):
+                evaluate_reward(rule, outcome)
+
+
+def probe_backend(backend: Any, *, option: str) -> SearchBackend:
+    """Check the shape of a search backend, without a search. Raises ``ConfigError``."""
+    missing = [name for name in ("search", "fingerprint") if not hasattr(backend, name)]
+    if missing:
+        raise ConfigError(
+            f"{option}: expected an object with search(queries, k=...) and fingerprint, found {backend!r:.100} without "
+            f"{', '.join(missing)}"
+        )
     with _trying(option):
-        evaluate_reward(rule, Outcome("Shakespeare", _QUESTION.golden_answers, format_valid=True, turns=1))
+        inspect.signature(backend.search).bind([], k=1)
+    found: SearchBackend = backend
+    return found
 
 
 def probe_grammar(grammar: Any, *, option: str) -> Grammar:
-    """Write one prompt and read one turn. Raises ``ConfigError``."""
+    """Write a prompt and observations, read and judge one turn. Raises ``ConfigError``."""
     missing = [name for name in ("fingerprint", "stop", *_GRAMMAR_METHODS) if not hasattr(grammar, name)]
     if missing:
         raise ConfigError(f"{option}: expected a turn grammar, found {grammar!r:.100} without {', '.join(missing)}")
     with _trying(option):
-        prompt, parsed = grammar.prompt(_QUESTION.question), grammar.parse("hello")
-    if not isinstance(prompt, str) or not isinstance(parsed, ParsedTurn) or not isinstance(parsed.action, Action):
-        raise ConfigError(f"{option}: expected a text of prompt() and a ParsedTurn of parse(), found {parsed!r:.100}")
+        parsed = grammar.parse("hello")
+        made: dict[str, tuple[Any, type | tuple[type, ...]]] = {
+            "fingerprint": (grammar.fingerprint, str),
+            "stop": (grammar.stop, (tuple, list)),
+            "prompt()": (grammar.prompt(_QUESTION.question), str),
+            "parse()": (parsed, ParsedTurn),
+            "parse().action": (getattr(parsed, "action", None), Action),
+            "results()": (grammar.results([Passage("d1", "Hamlet", "A tragedy.")]), Observation),
+            "correction()": (grammar.correction("no_action"), str),
+            "last_turn_notice()": (grammar.last_turn_notice(), str),
+            "validity()": (grammar.validity([TurnRecord("hello", Action("invalid", "no_action"))]), Validity),
+        }
+    for name, (value, expected) in made.items():
+        if not isinstance(value, expected):
+            kinds = expected if isinstance(expected, tuple) else (expected,)
+            words = " or ".join(kind.__name__ for kind in kinds)
+            raise ConfigError(f"{option}: expected {words} from {name}, found {value!r:.100}")
     found: Grammar = grammar
     return found
 
