@@ -8,7 +8,12 @@ from typing import Any
 from turntree.errors import ConfigError
 from turntree.trainers.expansion import ExpansionRule, chain, needs_of
 
-__all__ = ["Budget", "GrowthPlan", "Limits", "Prompt"]
+__all__ = ["Allowance", "Budget", "GrowthPlan", "Limits", "Prompt", "part"]
+
+
+def part(total: int, index: int, parts: int) -> int:
+    """The ``index``-th of ``parts`` equal parts of ``total``; the first ones are larger by the remainder."""
+    return total // parts + (index < total % parts)
 
 
 def _at_least(name: str, value: int | float | None, minimum: int | float) -> None:
@@ -22,6 +27,25 @@ class Prompt:
 
     uid: str
     task: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What moves between prompts: expansions (trajectories), generated tokens and tool calls (0 where unbounded)."""
+
+    expansions: int = 0
+    generated_tokens: int = 0
+    tool_calls: int = 0
+
+    def __add__(self, other: Allowance) -> Allowance:
+        return Allowance(
+            self.expansions + other.expansions,
+            self.generated_tokens + other.generated_tokens,
+            self.tool_calls + other.tool_calls,
+        )
+
+    def __neg__(self) -> Allowance:
+        return Allowance(-self.expansions, -self.generated_tokens, -self.tool_calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +67,22 @@ class Budget:
     def share(self, index: int, trees: int) -> Budget:
         """The part of tree ``index`` of ``trees``: equal, remainders to the first trees, at least 1."""
 
-        def part(total: int | None) -> int | None:
-            return None if total is None else max(1, total // trees + (index < total % trees))
+        def own(total: int | None) -> int | None:
+            return None if total is None else max(1, part(total, index, trees))
 
-        return Budget(part(self.leaves), part(self.generated_tokens), part(self.tool_calls))
+        return Budget(own(self.leaves), own(self.generated_tokens), own(self.tool_calls))
+
+    def extended(self, by: Allowance) -> Budget:
+        """This budget with ``by`` added; what is unbounded stays so."""
+
+        def more(bound: int | None, amount: int) -> int | None:
+            return None if bound is None else bound + amount
+
+        return Budget(
+            more(self.leaves, by.expansions),
+            more(self.generated_tokens, by.generated_tokens),
+            more(self.tool_calls, by.tool_calls),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +92,10 @@ class GrowthPlan:
     Each of ``trees`` independent trees starts with ``chains`` whole trajectories from its root. Then ``rounds`` times
     ``rule`` picks ``expansions`` places, each of which is grown to a leaf: ``chains + rounds * expansions`` leaves a
     tree. Of these ``kept_leaves`` random ones stay for training (None: all); the others count as used all the same.
+
+    ``adaptive`` is a threshold in nats (None: off): a prompt is settled when all first chains of all its trees answered
+    in their first turn, each with a mean negative log-prob of its sampled tokens below the threshold. A settled prompt
+    is not expanded; what it leaves over goes to other prompts of the rollout (see ``turntree.trainers.adaptive``).
     """
 
     trees: int = 1
@@ -65,8 +105,13 @@ class GrowthPlan:
     kept_leaves: int | None = None
     rule: ExpansionRule = chain
     budget: Budget | None = None
+    adaptive: float | None = None
 
     def __post_init__(self) -> None:
+        self._check_shape()
+        self._check_adaptive()
+
+    def _check_shape(self) -> None:
         for name, minimum in (("trees", 1), ("chains", 1), ("rounds", 0), ("expansions", 0), ("kept_leaves", 1)):
             _at_least(name, getattr(self, name), minimum)
         needs_of(self.rule)
@@ -85,6 +130,21 @@ class GrowthPlan:
                 "lower kept_leaves or grow more"
             )
 
+    def _check_adaptive(self) -> None:
+        _at_least("adaptive", self.adaptive, 0)
+        if self.adaptive is None:
+            return
+        if not self.rounds:
+            raise ConfigError(
+                f"adaptive={self.adaptive} moves expansions between prompts, but rounds=0 makes none; set rounds and "
+                "expansions above 0, or leave adaptive out"
+            )
+        if needs_of(self.rule) == "any":
+            raise ConfigError(
+                f"adaptive={self.adaptive} decides when the first chains of a prompt end, but rule {self.rule!r} "
+                "expands before that (needs = 'any'); choose another rule, or leave adaptive out"
+            )
+
     @property
     def leaves(self) -> int:
         """Leaves of a tree that runs through all rounds."""
@@ -99,7 +159,8 @@ class Limits:
     observation that fits exactly is kept; an episode without room for another token ends as truncated and is scored.
     A failed tool call is repeated ``tool_retries`` times, after ``tool_backoff_s`` seconds, doubled each time (the
     turn is not sampled again); an aborted generation is repeated ``engine_retries`` times.
-    ``max_concurrent_trees`` bounds memory, ``max_batch_requests`` the size of one engine call.
+    ``max_concurrent_trees`` bounds memory (trees that wait for others in an adaptive plan are not counted),
+    ``max_batch_requests`` the size of one engine call.
     """
 
     max_turn_tokens: int

@@ -2,7 +2,8 @@
 
 Rounds are a logical clock of each tree: there is no barrier between trees. Whatever turns are ready, of any tree, form
 the engine's next batch; whatever tool calls are pending are executed together. What a tree becomes does not depend on
-that schedule: a child's ordinal, and with it every seed, is fixed when the child is scheduled.
+that schedule: a child's ordinal, and with it every seed, is fixed when the child is scheduled. Only an adaptive plan
+makes trees wait, outside the bound on trees in flight: for the first chains of their prompt, then for the deal.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turntree.agents.dialogue import Dialogue
-from turntree.agents.engines.protocol import Engine, Generation, Prefix, Request, SamplingParams
+from turntree.agents.engines.protocol import Engine, Prefix, Request, SamplingParams
 from turntree.agents.scorer import Failed, Finished, FinishedTurn, Finisher, Scorer, score
 from turntree.envs.core import ToolCall, TurnCore
 from turntree.envs.task import FrozenDict, Question
 from turntree.envs.tools import CallCounter, execute
-from turntree.errors import ConfigError, EngineError, TurnTreeError
+from turntree.errors import ConfigError, TurnTreeError
+from turntree.trainers.adaptive import allowances, is_certain, left_over, rewards_differ
 from turntree.trainers.credit import drop_small_groups
+from turntree.trainers.desk import EngineDesk
 from turntree.trainers.episode import Ask, Episode, Setting, as_failure, failed_leaf
 from turntree.trainers.expansion import Expansion, needs_of
-from turntree.trainers.plan import Budget, GrowthPlan, Limits, Prompt
+from turntree.trainers.plan import Allowance, Budget, GrowthPlan, Limits, Prompt
 from turntree.trainers.seeds import derive_rng, derive_seed
 from turntree.trainers.tally import RolloutStats, Tally
 from turntree.trainers.tree import Group, Node, Tree
@@ -31,9 +34,6 @@ from turntree.trainers.tree import Group, Node, Tree
 __all__ = ["Budget", "GrowthPlan", "Limits", "Prompt", "Rollout", "RolloutStats", "grow"]
 
 _log = logging.getLogger(__name__)
-
-DEAD_AFTER = 16
-"""Failed requests in a row, none answered between them, after which an engine is taken for dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def grow(
 
     ``sampling`` gives temperature and stop strings; ``max_tokens`` of each turn follows from ``limits``. ``scorer``
     and ``finisher`` judge the finished trajectories of a round (default: the environment's own reward). ``on_tree``
-    is called with every tree that is finished, for progress bars.
+    is called with every tree that is finished, for progress bars (with an adaptive plan most are finished at the end).
 
     A trajectory that fails for outside reasons (a tool past its retries, an engine error, a scorer that cannot
     judge) is a leaf of status ``failed``, without a reward, counted by type in ``stats.errors``.
@@ -88,16 +88,29 @@ def grow(
 
 @dataclass(eq=False, slots=True)
 class _Growth:
-    """One tree while it grows."""
+    """One tree while it grows: ``picks`` expansions of its rounds are behind it, ``left`` may follow.
+
+    ``family`` are the trees of its prompt. In an adaptive plan, ``certain`` says whether its first chains were (None:
+    still running), ``given`` what the deal brought it.
+    """
 
     prompt: Prompt
     tree: Tree
     budget: Budget
+    left: int
+    family: list[_Growth]
     tally: Tally = field(default_factory=Tally)
     running: int = 0
     picks: int = 0
+    certain: bool | None = None
+    given: Allowance = field(default_factory=Allowance)
     landed: list[Node] = field(default_factory=list)
     scheduled: dict[Node, int] = field(default_factory=dict)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether there are trajectories that run, or that landed and were not scored yet."""
+        return bool(self.running or self.landed)
 
     def next_ordinal(self, parent: Node) -> int:
         """The ordinal of the next child of ``parent``, counting children whose turn is still being sampled."""
@@ -134,47 +147,57 @@ class _Nursery:
         self.finisher = finisher
         self.on_tree = on_tree
         self.asynchronous = needs_of(plan.rule) == "any"
-        self.engine = _EngineDesk(engine)
+        self.engine = EngineDesk(engine)
         self.counter = CallCounter()
         self.growing: list[_Growth] = []
+        self.families: list[list[_Growth]] = []
+        self.resumable: deque[_Growth] = deque()
+        self.dealt = plan.adaptive is None
+        self.moved_used = 0
         self.turns: deque[_Job] = deque()
         self.calls: list[_Job] = []
 
     def run(self, prompts: Sequence[Prompt]) -> Rollout:
-        everything: list[list[_Growth]] = []
-        seeds = self._plant(prompts, everything)
-        more = True
-        while more or self.growing:
-            more = more and self._fill(seeds)
+        seeds = self._plant(prompts)
+        while self._fill(seeds) or (self._deal() and self._fill(seeds)):
             self._generate()
             self._execute()
             self._end_rounds()
         self.engine.check()
-        groups = tuple(Group(gs[0].prompt.uid, [g.tree for g in gs]) for gs in everything)
-        stats = RolloutStats.of(
-            (_sum(gs) for gs in everything),
-            trees=sum(map(len, everything)),
-            tool_attempts=sum(self.counter.attempts.values()),
-            budget=self.plan.budget,
-        )
+        groups = tuple(Group(f[0].prompt.uid, [g.tree for g in f]) for f in self.families)
+        stats = self._stats()
         _warn(groups, stats)
         return Rollout(groups, stats)
 
+    def _stats(self) -> RolloutStats:
+        given = [g.given for f in self.families for g in f]
+        return RolloutStats.of(
+            ((_sum(f), sum((g.given for g in f), Allowance())) for f in self.families),
+            trees=sum(map(len, self.families)),
+            tool_attempts=sum(self.counter.attempts.values()),
+            budget=self.plan.budget,
+            settled=sum(all(g.certain for g in f) for f in self.families),
+            moved=sum((g for g in given if g.expansions > 0), Allowance()),
+            moved_used=self.moved_used,
+        )
+
     # Trees
 
-    def _plant(self, prompts: Sequence[Prompt], out: list[list[_Growth]]) -> Generator[_Growth, None, None]:
+    def _plant(self, prompts: Sequence[Prompt]) -> Generator[_Growth, None, None]:
         """The trees of all prompts, one after the other, each made when there is room for it."""
+        plan = self.plan
         for prompt in prompts:
             root = self._root(prompt)
-            out.append([])
-            for index in range(self.plan.trees):
+            self.families.append([])
+            for index in range(plan.trees):
                 # All trees of a prompt share one prefix handle, so that the engine computes the prompt once.
                 copy = replace(root, children=[])
                 task = prompt.task if isinstance(prompt.task, Question) else None
-                share = (self.plan.budget or Budget()).share(index, self.plan.trees)
+                share = (plan.budget or Budget()).share(index, plan.trees)
                 seed = derive_seed(self.setting.run_seed, prompt.uid, index, "tree")
-                growth = _Growth(prompt, Tree(copy, prompt.uid, index, task, seed=seed), share)
-                out[-1].append(growth)
+                tree = Tree(copy, prompt.uid, index, task, seed=seed)
+                growth = _Growth(prompt, tree, share, plan.rounds * plan.expansions, self.families[-1])
+                growth.family.append(growth)
                 yield growth
 
     def _root(self, prompt: Prompt) -> Node:
@@ -189,16 +212,23 @@ class _Nursery:
         return Node(observation_ids=ids, observation=text, state=state, prefix=Prefix(ids))
 
     def _fill(self, seeds: Generator[_Growth, None, None]) -> bool:
-        """Start trees while there is room; False once there are none left."""
+        """Go on with trees that waited, then start new ones, while there is room; whether any tree is in flight."""
         limit = self.setting.limits.max_concurrent_trees
         while limit is None or len(self.growing) < limit:
-            growth = next(seeds, None)
-            if growth is None:
-                return False
-            self.growing.append(growth)
-            for _ in range(self.plan.chains):
-                self._launch(growth, growth.tree.root, Node())
-        return True
+            if self.resumable:
+                growth = self.resumable.popleft()
+                self._expand(growth)
+                self._end(growth)
+            else:
+                fresh = next(seeds, None)
+                if fresh is None:
+                    break
+                growth = fresh
+                for _ in range(self.plan.chains):
+                    self._launch(growth, growth.tree.root, Node())
+            if growth.in_flight:
+                self.growing.append(growth)
+        return bool(self.growing)
 
     def _launch(self, growth: _Growth, parent: Node, origin: Node) -> None:
         """Schedule one trajectory from ``parent``."""
@@ -256,31 +286,82 @@ class _Nursery:
         self._score([(g, leaf) for g in ready for leaf in g.landed])
         for growth in ready:
             landed, growth.landed = len(growth.landed), []
+            if self._waits(growth):
+                continue
             for _ in range(landed if self.asynchronous else 1):
                 self._expand(growth)
-            if not growth.running and not growth.landed:
-                self._finish(growth)
-        self.growing = [g for g in self.growing if g.running or g.landed]
+            self._end(growth)
+        self.growing = [g for g in self.growing if g.in_flight]
+
+    def _end(self, growth: _Growth) -> None:
+        """Finish a tree that grows no more, unless the deal may still extend it."""
+        if self.dealt and not growth.in_flight:
+            self._finish(growth)
 
     def _expand(self, growth: _Growth) -> None:
         """One round of the tree, or one pick of an asynchronous rule; nothing once plan or budget is used up."""
         tree, plan = growth.tree, self.plan
-        total = plan.rounds * plan.expansions
         used = replace(growth.tally, trajectories=growth.tally.trajectories + growth.running)
-        if growth.picks >= total or not used.within(growth.budget) or not tree.root.branchable:
+        step = 1 if self.asynchronous else plan.expansions
+        k = min(step, growth.left)
+        if not k or not used.within(growth.budget) or not tree.root.branchable:
             return
-        k = 1 if self.asynchronous else plan.expansions
         if growth.budget.leaves is not None:
             k = min(k, growth.budget.leaves - used.trajectories)
         rng = derive_rng(self.setting.run_seed, tree.prompt_uid, tree.index, "pick", growth.picks)
         picks = plan.rule(tree, k, rng)
         if len(picks) > k:
             raise ConfigError(f"the expansion rule was asked for at most {k} places and returned {len(picks)}")
-        growth.picks += 1 if self.asynchronous else plan.expansions
+        growth.left -= min(step, growth.left)
+        growth.picks += step
+        self.moved_used += len(picks) if growth.given.expansions > 0 else 0
         tree.rounds = growth.picks // plan.expansions
         for pick in picks:
             self._check(pick, tree)
             self._launch(growth, pick.parent, Node(picked=pick.picked, score=pick.score, reason=pick.reason))
+
+    # Adaptive budgets
+
+    def _waits(self, growth: _Growth) -> bool:
+        """Whether a tree whose first chains just ended has to wait for those of its prompt's other trees."""
+        if self.plan.adaptive is None or growth.certain is not None:
+            return False
+        others = [g.certain for g in growth.family if g is not growth]
+        growth.certain = is_certain(growth.tree, self.plan.adaptive)
+        if growth.certain:
+            return False not in others
+        if False not in others:  # the first that is not certain lets go on those that waited
+            self.resumable.extend(g for g in growth.family if g.certain)
+        return False
+
+    def _deal(self) -> bool:
+        """Give what settled prompts left over to the other trees, once; whether any of these may go on."""
+        if self.dealt:
+            return False
+        self.dealt = True
+        settled = [f for f in self.families if all(g.certain for g in f)]
+        surplus = [left_over(self.plan, _sum(f)) for f in settled]
+        heirs = self._heirs()
+        shares = allowances(sum(surplus, Allowance()), len(heirs))
+        for family, given in zip(settled, surplus, strict=True):
+            family[0].given = -given if shares else Allowance()
+        for heir, share in zip(heirs, shares, strict=False):
+            heir.given, heir.left, heir.budget = share, share.expansions, heir.budget.extended(share)
+        self.resumable.extend(heirs[: len(shares)])
+        for growth in (g for f in self.families for g in f if not g.given.expansions > 0):
+            self._finish(growth)
+        return bool(shares)
+
+    def _heirs(self) -> list[_Growth]:
+        """The trees that may be given more, in the order of the deal; see ``turntree.trainers.adaptive``."""
+        order: list[tuple[bool, int, int, _Growth]] = []
+        for place, family in enumerate(self.families):
+            if family[0].tree.root.branchable and not all(g.certain for g in family):
+                alike = not rewards_differ(g.tree for g in family)
+                order.extend((alike, g.tree.index, place, g) for g in family)
+        return [growth for *_, growth in sorted(order, key=lambda row: row[:3])]
+
+    # Picks
 
     def _check(self, pick: Expansion, tree: Tree) -> None:
         node = pick.parent
@@ -364,77 +445,3 @@ def _finished(growth: _Growth, leaf: Node) -> Finished:
         state=leaf.state,
         info=leaf.info,
     )
-
-
-class _EngineDesk:
-    """Asks the engine for batches; when a batch fails, finds out which of its requests do."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.answered = 0
-        self.failed_in_a_row = 0
-        self.error: Exception | None = None
-
-    def ask(self, requests: Sequence[Request]) -> list[tuple[int, Generation | Failed]]:
-        """(index, reply) in the order in which the engine answered.
-
-        Raises ``EngineError`` after ``DEAD_AFTER`` failures in a row.
-        """
-        replies: dict[int, Generation | Failed] = {}
-        error = self._collect(range(len(requests)), requests, replies)
-        if error is not None:
-            for i in range(len(requests)):
-                if i not in replies:
-                    single = self._collect([i], requests, replies) if len(requests) > 1 else error
-                    if single is not None:
-                        replies[i] = self._give_up(requests[i], single)
-        return list(replies.items())
-
-    def check(self) -> None:
-        """Raise the engine's error if it never answered: nothing was rolled out, so there is nothing to return."""
-        if self.error is not None and not self.answered:
-            raise self._typed(self.error) from self.error
-
-    def _collect(
-        self, places: Sequence[int], requests: Sequence[Request], replies: dict[int, Generation | Failed]
-    ) -> Exception | None:
-        try:
-            for place, generation in _generate(self.engine, [requests[i] for i in places]):
-                replies[places[place]] = generation
-                self.answered += 1
-                self.failed_in_a_row = 0
-        except Exception as error:  # engines are remote servers and GPUs: anything can come out of them
-            return error
-        return None
-
-    def _give_up(self, request: Request, error: Exception) -> Failed:
-        self.error = error
-        self.failed_in_a_row += 1
-        if self.failed_in_a_row >= DEAD_AFTER:
-            raise self._typed(error) from error
-        return Failed(type(error).__name__, f"request {request.key}: {error}")
-
-    def _typed(self, error: Exception) -> EngineError:
-        return EngineError(
-            f"{type(self.engine).__name__} failed {self.failed_in_a_row} requests in a row after answering "
-            f"{self.answered}; the last error was {type(error).__name__}: {error}"
-        )
-
-
-def _generate(engine: Engine, requests: Sequence[Request]) -> Sequence[tuple[int, Generation]]:
-    """One engine call. Engines that answer as results arrive offer ``as_completed(requests)``."""
-    if not requests:
-        return []
-    arriving: Any = getattr(engine, "as_completed", None)
-    if arriving is not None:
-        pairs = list(arriving(requests))
-        if sorted(i for i, _ in pairs) != list(range(len(requests))):
-            raise EngineError(f"{type(engine).__name__} did not answer each of {len(requests)} requests exactly once")
-        return pairs
-    generations = engine.generate(requests)
-    if len(generations) != len(requests):
-        raise EngineError(
-            f"{type(engine).__name__} answered {len(generations)} generations to {len(requests)} requests; it must "
-            "give exactly one for each, in the same order"
-        )
-    return list(enumerate(generations))

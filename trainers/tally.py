@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 from turntree.envs.task import FrozenDict
-from turntree.trainers.plan import Budget
+from turntree.trainers.plan import Allowance, Budget
 from turntree.trainers.tree import Tree
 
 __all__ = ["RolloutStats", "Tally"]
@@ -56,7 +56,11 @@ class RolloutStats:
     ``tool_calls``: calls of turns that were answered; ``tool_attempts``: calls handed to tools, retries included,
     identical ones of a batch once. ``aborted``: aborted generations. ``errors``: failed leaves by type; ``truncated``:
     truncated leaves by reason. ``pruned``: leaves left out of training by ``kept_leaves``. ``overshoot_*``: use beyond
-    the prompts' budgets. ``dropped_groups``: groups with too few scored leaves, once they were dropped.
+    the prompts' budgets, which are what was bought plus or less what moved. ``dropped_groups``: groups with too few
+    scored leaves, once they were dropped.
+
+    Adaptive budgets: ``settled_prompts`` gave up ``moved_expansions``, ``moved_generated_tokens`` and
+    ``moved_tool_calls`` to trees of other prompts, which used ``moved_expansions_used`` of the expansions.
     """
 
     prompts: int = 0
@@ -73,6 +77,11 @@ class RolloutStats:
     overshoot_leaves: int = 0
     overshoot_generated_tokens: int = 0
     overshoot_tool_calls: int = 0
+    settled_prompts: int = 0
+    moved_expansions: int = 0
+    moved_expansions_used: int = 0
+    moved_generated_tokens: int = 0
+    moved_tool_calls: int = 0
     errors: FrozenDict = field(default_factory=FrozenDict)
     truncated: FrozenDict = field(default_factory=FrozenDict)
 
@@ -89,15 +98,27 @@ class RolloutStats:
         return flat | {f"truncated/{reason}/count": n for reason, n in sorted(self.truncated.items())}
 
     @staticmethod
-    def of(per_prompt: Iterable[Tally], *, trees: int, tool_attempts: int, budget: Budget | None) -> RolloutStats:
-        """Add up the prompts' tallies and measure each against ``budget``."""
+    def of(
+        per_prompt: Iterable[tuple[Tally, Allowance]],
+        *,
+        trees: int,
+        tool_attempts: int,
+        budget: Budget | None,
+        settled: int,
+        moved: Allowance,
+        moved_used: int,
+    ) -> RolloutStats:
+        """Add up the prompts' tallies and measure each against ``budget`` and what it was given (negative: gave away).
+
+        ``moved`` is what ``settled`` prompts gave away in all, ``moved_used`` how many of its expansions were grown.
+        """
         total, over, prompts, budget = Tally(), Tally(), 0, budget or Budget()
-        for tally in per_prompt:
+        for tally, given in per_prompt:
             prompts += 1
             total.add(tally)
-            over.trajectories += _beyond(tally.trajectories, budget.leaves)
-            over.generated_tokens += _beyond(tally.generated_tokens, budget.generated_tokens)
-            over.tool_calls += _beyond(tally.tool_calls, budget.tool_calls)
+            over.trajectories += _beyond(tally.trajectories, budget.leaves, given.expansions)
+            over.generated_tokens += _beyond(tally.generated_tokens, budget.generated_tokens, given.generated_tokens)
+            over.tool_calls += _beyond(tally.tool_calls, budget.tool_calls, given.tool_calls)
         counts = {f.name: getattr(total, f.name) for f in fields(total) if f.name not in ("errors", "truncated")}
         return RolloutStats(
             prompts=prompts,
@@ -106,11 +127,16 @@ class RolloutStats:
             overshoot_leaves=over.trajectories,
             overshoot_generated_tokens=over.generated_tokens,
             overshoot_tool_calls=over.tool_calls,
+            settled_prompts=settled,
+            moved_expansions=moved.expansions,
+            moved_expansions_used=moved_used,
+            moved_generated_tokens=moved.generated_tokens,
+            moved_tool_calls=moved.tool_calls,
             errors=FrozenDict(total.errors),
             truncated=FrozenDict(total.truncated),
             **counts,
         )
 
 
-def _beyond(used: int, budget: int | None) -> int:
-    return 0 if budget is None else max(0, used - budget)
+def _beyond(used: int, bound: int | None, given: int) -> int:
+    return 0 if bound is None else max(0, used - bound - given)

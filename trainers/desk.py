@@ -1,0 +1,89 @@
+"""Asking an engine for batches, whatever its manners: it may answer in any order, lose requests, or die."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from turntree.agents.engines.protocol import Engine, Generation, Request
+from turntree.agents.scorer import Failed
+from turntree.errors import EngineError
+
+__all__ = ["EngineDesk"]
+
+DEAD_AFTER = 16
+"""Failed requests in a row, none answered between them, after which an engine is taken for dead."""
+
+
+class EngineDesk:
+    """Asks the engine for batches; when a batch fails, finds out which of its requests do."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.answered = 0
+        self.failed_in_a_row = 0
+        self.error: Exception | None = None
+
+    def ask(self, requests: Sequence[Request]) -> list[tuple[int, Generation | Failed]]:
+        """(index, reply) in the order in which the engine answered.
+
+        Raises ``EngineError`` after ``DEAD_AFTER`` failures in a row.
+        """
+        replies: dict[int, Generation | Failed] = {}
+        error = self._collect(range(len(requests)), requests, replies)
+        if error is not None:
+            for i in range(len(requests)):
+                if i not in replies:
+                    single = self._collect([i], requests, replies) if len(requests) > 1 else error
+                    if single is not None:
+                        replies[i] = self._give_up(requests[i], single)
+        return list(replies.items())
+
+    def check(self) -> None:
+        """Raise the engine's error if it never answered: nothing was rolled out, so there is nothing to return."""
+        if self.error is not None and not self.answered:
+            raise self._typed(self.error) from self.error
+
+    def _collect(
+        self, places: Sequence[int], requests: Sequence[Request], replies: dict[int, Generation | Failed]
+    ) -> Exception | None:
+        try:
+            for place, generation in _generate(self.engine, [requests[i] for i in places]):
+                replies[places[place]] = generation
+                self.answered += 1
+                self.failed_in_a_row = 0
+        except Exception as error:  # engines are remote servers and GPUs: anything can come out of them
+            return error
+        return None
+
+    def _give_up(self, request: Request, error: Exception) -> Failed:
+        self.error = error
+        self.failed_in_a_row += 1
+        if self.failed_in_a_row >= DEAD_AFTER:
+            raise self._typed(error) from error
+        return Failed(type(error).__name__, f"request {request.key}: {error}")
+
+    def _typed(self, error: Exception) -> EngineError:
+        return EngineError(
+            f"{type(self.engine).__name__} failed {self.failed_in_a_row} requests in a row after answering "
+            f"{self.answered}; the last error was {type(error).__name__}: {error}"
+        )
+
+
+def _generate(engine: Engine, requests: Sequence[Request]) -> Sequence[tuple[int, Generation]]:
+    """One engine call. Engines that answer as results arrive offer ``as_completed(requests)``."""
+    if not requests:
+        return []
+    arriving: Any = getattr(engine, "as_completed", None)
+    if arriving is not None:
+        pairs = list(arriving(requests))
+        if sorted(i for i, _ in pairs) != list(range(len(requests))):
+            raise EngineError(f"{type(engine).__name__} did not answer each of {len(requests)} requests exactly once")
+        return pairs
+    generations = engine.generate(requests)
+    if len(generations) != len(requests):
+        raise EngineError(
+            f"{type(engine).__name__} answered {len(generations)} generations to {len(requests)} requests; it must "
+            "give exactly one for each, in the same order"
+        )
+    return list(enumerate(generations))
