@@ -228,7 +228,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def general_key(key: str) -> str:
     """A metric as the page names it: kinds, depths and parts stand for all of theirs."""
-    key = re.sub(r"/(error|truncated)/[^/]+/count", r"/\1/<kind>/count", key)
+    key = re.sub(r"/(error|truncated|tool_calls)/[^/]+/count", r"/\1/<kind>/count", key)
     key = re.sub(r"^(tree/\w+_depth)/\d+$", r"\1/<depth>", key)
     return re.sub(r"^tree/reward/.+$", "tree/reward/<part>", key)
 

@@ -144,6 +144,9 @@ class Episode:
         outcomes: Sequence[ToolResult | ToolFailure] = (yield pending.calls) if pending.calls else ()
         results = [o for o in outcomes if isinstance(o, ToolResult)]
         self.tally.tool_calls += len(results)
+        self.tally.by_tool.update(
+            call.tool for call, o in zip(pending.calls, outcomes, strict=True) if isinstance(o, ToolResult)
+        )
         failure = next((o for o in outcomes if isinstance(o, ToolFailure)), None)
         return results if failure is None else Failed(failure.kind, failure.message)
 

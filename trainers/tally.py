@@ -12,6 +12,8 @@ from turntree.trainers.tree import Tree
 
 __all__ = ["RolloutStats", "Tally"]
 
+_TABLES = ("by_tool", "errors", "truncated")
+
 
 @dataclass(slots=True)
 class Tally:
@@ -24,6 +26,7 @@ class Tally:
     tool_calls: int = 0
     aborted: int = 0
     pruned: int = 0
+    by_tool: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     truncated: Counter[str] = field(default_factory=Counter)
 
@@ -53,11 +56,11 @@ class RolloutStats:
 
     ``trajectories``: leaves of all kinds. ``turns``: sampled turns. ``generated_tokens``: everything that the engine
     returned; ``discarded_tokens`` of these are in no tree (aborted turns, and tokens after a stop string or limit).
-    ``tool_calls``: calls of turns that were answered; ``tool_attempts``: calls handed to tools, retries included,
-    identical ones of a batch once. ``aborted``: aborted generations. ``errors``: failed leaves by type; ``truncated``:
-    truncated leaves by reason. ``pruned``: leaves left out of training by ``kept_leaves``. ``overshoot_*``: use beyond
-    the prompts' budgets, which are what was bought plus or less what moved. ``dropped_groups``: groups with too few
-    scored leaves, once they were dropped.
+    ``tool_calls``: calls of turns that were answered, ``by_tool``: the same by tool; ``tool_attempts``: calls handed to
+    tools, retries included, identical ones of a batch once. ``aborted``: aborted generations. ``errors``: failed leaves
+    by type; ``truncated``: truncated leaves by reason. ``pruned``: leaves left out of training by ``kept_leaves``.
+    ``overshoot_*``: use beyond the prompts' budgets, which are what was bought plus or less what moved.
+    ``dropped_groups``: groups with too few scored leaves, once they were dropped.
 
     Adaptive budgets: ``settled_prompts`` gave up ``moved_expansions``, ``moved_generated_tokens`` and
     ``moved_tool_calls`` to trees of other prompts, which used ``moved_expansions_used`` of the expansions.
@@ -82,6 +85,7 @@ class RolloutStats:
     moved_expansions_used: int = 0
     moved_generated_tokens: int = 0
     moved_tool_calls: int = 0
+    by_tool: FrozenDict = field(default_factory=FrozenDict)
     errors: FrozenDict = field(default_factory=FrozenDict)
     truncated: FrozenDict = field(default_factory=FrozenDict)
 
@@ -91,9 +95,13 @@ class RolloutStats:
         return sum(self.errors.values())
 
     def as_dict(self) -> dict[str, int]:
-        """All counts, flat: ``generated_tokens``, ..., ``error/<type>/count``, ``truncated/<reason>/count``."""
-        flat = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("errors", "truncated")}
+        """All counts, flat: ``generated_tokens``, ..., ``error/<type>/count``, ``truncated/<reason>/count``.
+
+        Calls by tool are ``tool_calls/<tool>/count``.
+        """
+        flat = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _TABLES}
         flat["failed"] = self.failed
+        flat |= {f"tool_calls/{tool}/count": n for tool, n in sorted(self.by_tool.items())}
         flat |= {f"error/{kind}/count": n for kind, n in sorted(self.errors.items())}
         return flat | {f"truncated/{reason}/count": n for reason, n in sorted(self.truncated.items())}
 
@@ -119,7 +127,7 @@ class RolloutStats:
             over.trajectories += _beyond(tally.trajectories, budget.leaves, given.expansions)
             over.generated_tokens += _beyond(tally.generated_tokens, budget.generated_tokens, given.generated_tokens)
             over.tool_calls += _beyond(tally.tool_calls, budget.tool_calls, given.tool_calls)
-        counts = {f.name: getattr(total, f.name) for f in fields(total) if f.name not in ("errors", "truncated")}
+        counts = {f.name: getattr(total, f.name) for f in fields(total) if f.name not in _TABLES}
         return RolloutStats(
             prompts=prompts,
             trees=trees,
@@ -132,6 +140,7 @@ class RolloutStats:
             moved_expansions_used=moved_used,
             moved_generated_tokens=moved.generated_tokens,
             moved_tool_calls=moved.tool_calls,
+            by_tool=FrozenDict(total.by_tool),
             errors=FrozenDict(total.errors),
             truncated=FrozenDict(total.truncated),
             **counts,
