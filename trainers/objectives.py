@@ -6,8 +6,10 @@ those of the papers. ``PolicyObjective(network, **at2po())``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypedDict, cast
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias, TypedDict, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -15,40 +17,50 @@ from torch import Tensor, nn
 from torchrl.objectives import LossModule
 
 from turntree.errors import ConfigError
-from turntree.trainers.forward import packed_logprobs
+from turntree.trainers.forward import PackedOutput, packed_logprobs
 from turntree.trainers.losses import (
+    LEVELS,
     Aggregation,
+    Band,
+    Clip,
     Denominators,
     KLEstimator,
     Occurrences,
+    Pairs,
     PolicyLoss,
     RatioGradient,
     RatioLevel,
     TurnRatio,
     aggregate,
+    check_surrogate,
+    explained_variance,
     kl_estimate,
     policy_loss,
-    ratio_moments,
+    ratio_metrics,
+    value_loss,
 )
 from turntree.trainers.packing import Pack, table
 
 __all__ = [
     "LossFunction",
     "ObjectiveArgs",
+    "PairLossFunction",
     "PolicyObjective",
     "at2po",
     "combine_metrics",
     "dapo",
     "gather_occurrences",
+    "gather_pairs",
     "grpo",
     "gspo",
+    "loss_needs",
     "tree_grpo",
 ]
 
 LossFunction: TypeAlias = Callable[[Occurrences, Denominators], PolicyLoss]
 """A custom policy loss: this pack's share of the mini-batch's loss."""
-
-_LEVELS: tuple[RatioLevel, ...] = ("token", "turn", "sequence")
+PairLossFunction: TypeAlias = Callable[[Pairs, Denominators], PolicyLoss]
+"""A loss of pairs of sibling turns; its attribute ``needs`` is ``"pairs"``."""
 
 
 class ObjectiveArgs(TypedDict, total=False):
@@ -57,38 +69,51 @@ class ObjectiveArgs(TypedDict, total=False):
     ratio: RatioLevel
     turn_ratio: TurnRatio
     ratio_gradient: RatioGradient
+    clip: Clip
     clip_low: float
     clip_high: float
     dual_clip: float | None
+    by_turns: Sequence[Band | Mapping[str, Any]]
     aggregation: Aggregation
+    sum_norm: float | None
     kl_coef: float
     kl_estimator: KLEstimator
     entropy_coef: float
+    value_coef: float
+    value_clip: float | None
     importance_cap: float | None
     temperature: float
 
 
 class PolicyObjective(LossModule):  # type: ignore[misc]
-    """Policy loss, KL to a reference and entropy bonus of one pack.
+    """Policy loss, KL to a reference, entropy bonus and value loss of one pack.
 
     Args:
         network: a transformers causal language model (its weights are the module's parameters).
         ratio: level of the importance ratio; ``turn_ratio`` and ``ratio_gradient`` as in :mod:`.losses`.
+        clip: what gradient clipped tokens keep: ``hard``, ``soft``, ``soft_upper`` or ``cispo``.
         clip_low, clip_high, dual_clip: the ratio is clipped to [1 - low, 1 + high]; dual clip c > 1, or None.
+        by_turns: other level and clip range for trajectories of few turns (:class:`.losses.Band`), smallest first.
         aggregation: how token losses become one number; KL and entropy follow it.
+        sum_norm: the constant of ``seq-mean-token-sum-norm`` instead of the longest trajectory's sampled tokens.
         kl_coef, kl_estimator: KL loss against ``tokens.ref_logp``; no reference is needed at 0.
         entropy_coef: entropy bonus.
+        value_head: maps hidden states to values (its weights are the module's parameters too); None for no value loss.
+        value_coef, value_clip: of the value loss, see :func:`.losses.value_loss`; unused without a ``value_head``.
         importance_cap: weight every token by min(exp(old - sampler log-prob), cap); None for no weight.
         temperature: the sampling temperature.
-        loss: a custom policy loss instead of the clipped surrogate.
+        loss: a custom policy loss instead of the clipped surrogate; with the attribute ``needs = "pairs"`` it is called
+            with the pack's pairs of sibling turns (packs of ``pack_pairs``). Ratio and clip then serve metrics only.
         entropy_metric: report the entropy where no bonus needs it.
+
+    Raises ``ConfigError`` with the reason for an unknown option or an impossible combination.
 
     The input is a pack (:mod:`turntree.trainers.packing`) with advantages written, with ``old_logp`` written by
     ``score_packs`` (without it the current log-probs serve, detached: right for one update a rollout), and with the
     mini-batch's ``Denominators`` (``denominators.write(pack)``; without them the pack counts as the mini-batch).
 
-    The output holds ``loss_objective``, ``loss_kl`` and ``loss_entropy``, whose sum is to be minimised, and detached
-    metrics. All are shares: added over the packs of a mini-batch they are exact; see :func:`combine_metrics`.
+    The output holds ``loss_objective``, ``loss_kl``, ``loss_entropy`` and ``loss_value``, whose sum is to be minimised,
+    and detached metrics; see :func:`combine_metrics` for adding them up over the packs of a mini-batch, which is exact.
     """
 
     def __init__(
@@ -98,35 +123,50 @@ class PolicyObjective(LossModule):  # type: ignore[misc]
         ratio: RatioLevel = "token",
         turn_ratio: TurnRatio = "geometric",
         ratio_gradient: RatioGradient = "straight_through",
+        clip: Clip = "hard",
         clip_low: float = 0.2,
         clip_high: float = 0.2,
         dual_clip: float | None = None,
+        by_turns: Sequence[Band | Mapping[str, Any]] = (),
         aggregation: Aggregation = "token-mean",
+        sum_norm: float | None = None,
         kl_coef: float = 0.0,
         kl_estimator: KLEstimator = "k3",
         entropy_coef: float = 0.0,
+        value_head: nn.Module | None = None,
+        value_coef: float = 0.5,
+        value_clip: float | None = 0.5,
         importance_cap: float | None = None,
         temperature: float = 1.0,
-        loss: LossFunction | None = None,
+        loss: LossFunction | PairLossFunction | None = None,
         entropy_metric: bool = True,
     ) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.value_head = network, value_head
         self.aggregation: Aggregation = aggregation
+        self.sum_norm = sum_norm
         self.kl_coef, self.kl_estimator, self.entropy_coef = kl_coef, kl_estimator, entropy_coef
+        self.value_coef, self.value_clip = value_coef, value_clip
         self.importance_cap, self.temperature, self.entropy_metric = importance_cap, temperature, entropy_metric
-        self._surrogate = {
+        self._surrogate: dict[str, Any] = {
             "ratio": ratio,
             "turn_ratio": turn_ratio,
             "ratio_gradient": ratio_gradient,
+            "clip": clip,
             "clip_low": clip_low,
             "clip_high": clip_high,
             "dual_clip": dual_clip,
+            "by_turns": by_turns,
             "aggregation": aggregation,
         }
+        self._surrogate["by_turns"] = check_surrogate(**self._surrogate)
+        self._levels = {
+            key: self._surrogate[key] for key in ("turn_ratio", "clip", "clip_low", "clip_high", "by_turns")
+        }
         self._custom = loss
+        self.needs = "occurrences" if loss is None else loss_needs(loss)
         self.in_keys = ["tokens", "occurrences", "rows"]
-        self.out_keys = ["loss_objective", "loss_kl", "loss_entropy"]
+        self.out_keys = ["loss_objective", "loss_kl", "loss_entropy", "loss_value"]
         self._check()
 
     @property
@@ -134,49 +174,74 @@ class PolicyObjective(LossModule):  # type: ignore[misc]
         return False
 
     def _check(self) -> None:
-        """Run every option once on nothing, so that a wrong one fails here and not after the first rollout."""
-        nothing = torch.zeros(0)
-        index = torch.zeros(0, dtype=torch.int64)
-        empty = Occurrences(nothing, nothing, nothing, nothing, index, index, 0, 0)
-        if self._custom is None:
-            policy_loss(empty, Denominators(0.0, 0.0, 0.0), **cast("dict[str, Any]", self._surrogate))
-        aggregate(nothing, empty, Denominators(0.0, 0.0, 0.0), how=self.aggregation)
-        kl_estimate(nothing, nothing, kind=self.kl_estimator)
-        if self.importance_cap is not None and self.importance_cap <= 0:
-            raise ConfigError(f"importance_cap must be positive or None, found {self.importance_cap}")
+        """Refuse what is not part of the surrogate and would fail, or have no effect, after the first rollout."""
+        kl_estimate(torch.zeros(0), torch.zeros(0), kind=self.kl_estimator)
+        if self.sum_norm is not None and self.aggregation != "seq-mean-token-sum-norm":
+            raise ConfigError(
+                f"sum_norm={self.sum_norm} divides seq-mean-token-sum-norm only; aggregation={self.aggregation} has a "
+                "denominator of its own"
+            )
+        for name, bound in (("sum_norm", self.sum_norm), ("importance_cap", self.importance_cap)):
+            if bound is not None and not bound > 0:
+                raise ConfigError(f"{name} must be positive or None, found {bound}")
+        for name, value in (("value_coef", self.value_coef), ("value_clip", self.value_clip)):
+            if value is not None and not value >= 0:
+                raise ConfigError(f"{name} must be at least 0, found {value}")
 
     def forward(self, pack: TensorDictBase, denominators: Denominators | None = None) -> TensorDict:
-        """Losses and metrics of one pack; raises ``ConfigError`` where ``kl_coef`` needs a missing ``ref_logp``."""
+        """Losses and metrics of one pack; raises ``ConfigError`` for a missing ``ref_logp`` or ``pairs`` table."""
         pack = cast("Pack", pack)
         total = denominators if denominators is not None else Denominators.read(pack)
-        wanted = self.entropy_coef != 0.0 or self.entropy_metric
-        output = packed_logprobs(self.network, pack, temperature=self.temperature, entropy=wanted)
+        total = total if self.sum_norm is None else replace(total, width=self.sum_norm)
+        output = self._run(pack)
         occurrences = gather_occurrences(
-            pack, output.logp, entropy=output.entropy, importance_cap=self.importance_cap
+            pack, output.logp, entropy=output.entropy, value=output.value, importance_cap=self.importance_cap
         ).kept()
-        policy = self._policy(occurrences, total)
+        policy = self._policy(pack, occurrences, total)
         kl = self._kl(occurrences, total)
         entropy = self._mean(occurrences.entropy, occurrences, total)
-        return TensorDict(
-            {
-                "loss_objective": policy.loss,
-                "loss_kl": kl * self.kl_coef if self.kl_coef else kl.detach() * 0.0,
-                "loss_entropy": -entropy * self.entropy_coef if self.entropy_coef else entropy.detach() * 0.0,
-                "clip_fraction": policy.clip_fraction.detach(),
-                "clip_fraction_lower": policy.clip_fraction_lower.detach(),
-                "approx_kl": policy.approx_kl.detach(),
-                "kl_reference": kl.detach(),
-                "entropy": entropy.detach(),
-                "sampler_mismatch": self._mismatch(occurrences, total),
-                **{f"ratio_moments_{level}": ratio_moments(occurrences, level=level) for level in _LEVELS},
-            },
-            batch_size=[],
+        results: dict[str, Tensor] = {
+            "loss_objective": policy.loss,
+            "loss_kl": kl * self.kl_coef if self.kl_coef else kl.detach() * 0.0,
+            "loss_entropy": -entropy * self.entropy_coef if self.entropy_coef else entropy.detach() * 0.0,
+            **self._value(occurrences, total),
+            "clip_fraction": policy.clip_fraction.detach(),
+            "clip_fraction_lower": policy.clip_fraction_lower.detach(),
+            "approx_kl": policy.approx_kl.detach(),
+            "kl_reference": kl.detach(),
+            "entropy": entropy.detach(),
+            "sampler_mismatch": self._mismatch(occurrences, total),
+            **{name: value.detach() for name, value in policy.metrics.items()},
+        }
+        for level in LEVELS:
+            results.update(ratio_metrics(occurrences, total, level=level, **self._levels))
+        return TensorDict(results, batch_size=[])
+
+    def _run(self, pack: Pack) -> PackedOutput:
+        wanted = self.entropy_coef != 0.0 or self.entropy_metric
+        return packed_logprobs(
+            self.network, pack, temperature=self.temperature, entropy=wanted, value_head=self.value_head
         )
 
-    def _policy(self, occurrences: Occurrences, total: Denominators) -> PolicyLoss:
-        if self._custom is not None:
-            return self._custom(occurrences, total)
-        return policy_loss(occurrences, total, **cast("dict[str, Any]", self._surrogate))
+    def _policy(self, pack: Pack, occurrences: Occurrences, total: Denominators) -> PolicyLoss:
+        if self._custom is None:
+            return policy_loss(occurrences, total, **self._surrogate)
+        if self.needs == "pairs":
+            return cast("PairLossFunction", self._custom)(gather_pairs(pack, occurrences), total)
+        return cast("LossFunction", self._custom)(occurrences, total)
+
+    def _value(self, occurrences: Occurrences, total: Denominators) -> dict[str, Tensor]:
+        """Value loss and its metrics; a loss of 0 alone where the pack carries no values."""
+        if occurrences.value is None:
+            return {"loss_value": occurrences.logp.new_zeros(())}
+        found = value_loss(occurrences, total, clip=self.value_clip)
+        return {
+            "loss_value": found.loss * self.value_coef if self.value_coef else found.loss.detach() * 0.0,
+            "value_loss": found.loss.detach(),
+            "value_clip_fraction": found.clip_fraction,
+            "value_mean": found.mean,
+            "value_moments": found.moments,
+        }
 
     def _kl(self, occurrences: Occurrences, total: Denominators) -> Tensor:
         if occurrences.ref_logp is None:
@@ -203,8 +268,23 @@ class PolicyObjective(LossModule):  # type: ignore[misc]
         return aggregate(gap, occurrences, total, how="token-mean")
 
 
+def loss_needs(loss: Callable[..., Any]) -> Literal["occurrences", "pairs"]:
+    """What a custom loss is called with. Raises ``ConfigError`` for an unknown word."""
+    needs: Any = getattr(loss, "needs", None)
+    if needs is None and isinstance(loss, functools.partial):
+        return loss_needs(loss.func)
+    if needs not in (None, "occurrences", "pairs"):
+        raise ConfigError(f"loss {loss!r}: needs must be 'occurrences' or 'pairs', found {needs!r}")
+    return "pairs" if needs == "pairs" else "occurrences"
+
+
 def gather_occurrences(
-    pack: Pack, logp: Tensor, *, entropy: Tensor | None = None, importance_cap: float | None = None
+    pack: Pack,
+    logp: Tensor,
+    *,
+    entropy: Tensor | None = None,
+    value: Tensor | None = None,
+    importance_cap: float | None = None,
 ) -> Occurrences:
     """The occurrences of a pack on ``logp``'s device, with per-token columns [N] gathered to [O]."""
     tokens, rows = table(pack, "tokens"), table(pack, "occurrences").to(logp.device)
@@ -233,27 +313,66 @@ def gather_occurrences(
         sampler_logp=sampler,
         entropy=None if entropy is None else entropy[token],
         importance=importance,
+        value=None if value is None else value[token],
+        old_value=gathered("value"),
+        ret=columns["ret"],
     )
 
 
-def combine_metrics(outputs: Sequence[TensorDictBase]) -> dict[str, float]:
-    """Sum the objective's outputs over the packs of a mini-batch.
+def gather_pairs(pack: Pack, occurrences: Occurrences) -> Pairs:
+    """The pairs of a pack, with log-probs summed over the tokens of positive weight of each turn.
 
-    Ratio moments become ``ess_token``, ``ess_turn`` and ``ess_sequence``, effective sample sizes in (0, 1], and
-    ``ratio_mean`` (token level); without any occurrence they are 1.
+    Raises ``ConfigError`` for a pack without pairs or without reference log-probs.
     """
-    totals: dict[str, Tensor] = {}
+    pairs = cast("TensorDict | None", pack.get("pairs", None))
+    if pairs is None:
+        raise ConfigError("this loss needs pairs of sibling turns and the pack has none; pack with pack_pairs")
+    if occurrences.ref_logp is None:
+        raise ConfigError(
+            "this loss compares pairs against a reference and the pack has no ref_logp; run score_packs(reference, "
+            'packs, key="ref_logp") first'
+        )
+    kept = occurrences.kept()
+    winner, loser, margin = (cast("Tensor", pairs.get(k)).to(kept.logp.device) for k in ("winner", "loser", "margin"))
+
+    def per_turn(values: Tensor) -> Tensor:
+        return values.new_zeros(kept.n_turns).index_add(0, kept.turn, values)
+
+    logp, ref = per_turn(kept.logp), per_turn(cast("Tensor", kept.ref_logp))
+    return Pairs(logp[winner], logp[loser], ref[winner], ref[loser], margin)
+
+
+def combine_metrics(outputs: Sequence[TensorDictBase]) -> dict[str, float]:
+    """The objective's outputs over the packs of a mini-batch: sums, but for the extremes of ratios.
+
+    Of each level ``token``, ``turn`` and ``sequence``: ``ess_<level>``, the effective sample size in (0, 1], and
+    ``ratio_mean_<level>``, ``ratio_min_<level>``, ``ratio_max_<level>``; without any occurrence all are 1. With values
+    also ``value_explained_variance``, of the current ones.
+    """
+    columns: dict[str, list[Tensor]] = {}
     for output in outputs:
         for name, value in output.items():
-            part = cast("Tensor", value).detach().double()
-            totals[cast("str", name)] = totals.get(cast("str", name), torch.zeros_like(part)) + part
-    result = {name: float(value) for name, value in totals.items() if not name.startswith("ratio_moments_")}
-    for level in _LEVELS:
-        count, first, second = totals.get(f"ratio_moments_{level}", torch.zeros(3)).tolist()
-        result[f"ess_{level}"] = first * first / (count * second) if count > 0 and second > 0 else 1.0
-        if level == "token":
-            result["ratio_mean"] = first / count if count > 0 else 1.0
+            columns.setdefault(str(name), []).append(cast("Tensor", value).detach().double().cpu())
+    stacked = {name: torch.stack(values) for name, values in columns.items()}
+    result = {name: float(values.sum()) for name, values in stacked.items() if values.ndim == 1}
+    for level in LEVELS:
+        result.update(_ratio_summary(level, stacked))
+    if "value_moments" in stacked:
+        result["value_explained_variance"] = explained_variance(stacked["value_moments"].sum(0))
     return result
+
+
+def _ratio_summary(level: str, stacked: Mapping[str, Tensor]) -> dict[str, float]:
+    moments = stacked.get(f"ratio_moments_{level}", torch.zeros(1, 3)).sum(0)
+    extremes = stacked.get(f"ratio_extremes_{level}", torch.ones(1, 2))
+    count, first, second = moments.tolist()
+    some = count > 0 and second > 0
+    return {
+        f"ess_{level}": first * first / (count * second) if some else 1.0,
+        f"ratio_mean_{level}": first / count if some else 1.0,
+        f"ratio_min_{level}": float(extremes[:, 0].min()) if some else 1.0,
+        f"ratio_max_{level}": float(extremes[:, 1].max()) if some else 1.0,
+    }
 
 
 def grpo() -> ObjectiveArgs:

@@ -52,7 +52,7 @@ def test_b01_shared_turn_weight_is_exact(
 @pytest.mark.parametrize("budget", [100, 6])
 def test_b01_denominators_count_the_declared_weights(budget: int) -> None:
     group = root_turn_with_two_children()
-    for shared_turns, weight in (("per_leaf", 6.0), ("once", 4.0)):
+    for shared_turns, weight, turns in (("per_leaf", 6.0, 4.0), ("once", 4.0, 3.0)):
         packs = pack_groups([group], max_pack_tokens=budget, shared_turns=shared_turns)  # type: ignore[arg-type]
         assert len(packs) == (1 if budget == 100 else 2)
-        assert Denominators.of(packs) == Denominators(weight=weight, rows=2.0, width=3.0)
+        assert Denominators.of(packs) == Denominators(weight=weight, rows=2.0, width=3.0, turns=turns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,11 +17,16 @@ from turntree.trainers.losses import (
     Aggregation,
     Denominators,
     Occurrences,
+    Pairs,
     PolicyLoss,
     aggregate,
+    entropy_balanced,
     importance_ratio,
     kl_estimate,
+    kl_rewards,
     policy_loss,
+    step_dpo,
+    value_loss,
 )
 
 TOLERANCE = 1e-6
@@ -74,7 +80,8 @@ def flatten(inputs: dict[str, Any]) -> tuple[Occurrences, Tensor, Denominators]:
 
 def check(result: PolicyLoss, logp: Tensor, expected: dict[str, Any], *, kl: bool = True) -> None:
     close(result.loss.item(), expected["loss"])
-    close(result.clip_fraction.item(), expected["clip_fraction"])
+    if "clip_fraction" in expected:
+        close(result.clip_fraction.item(), expected["clip_fraction"])
     if kl and "ppo_kl" in expected:
         close(result.approx_kl.item(), expected["ppo_kl"])
     if "clip_fraction_lower" in expected:
@@ -169,6 +176,100 @@ def test_golden_tree_grpo_turn_loss(golden_dir: Path) -> None:
         check(result, logp, case["expected"], kl=False)
 
 
+SOFT_CLIPS: dict[str, dict[str, Any]] = {
+    "compute_policy_loss_gppo": {"clip": "soft"},
+    "compute_policy_loss_gppo_half": {"clip": "soft_upper"},
+    "compute_policy_loss_gspo_soft_clip": {"ratio": "sequence", "clip": "soft"},
+    "compute_policy_loss_gspo_turn_soft_clip": {"ratio": "turn", "clip": "soft"},
+}
+
+
+def test_golden_soft_clip_variants(golden_dir: Path) -> None:
+    for case in load(golden_dir, "soft_clip_variants")["cases"]:
+        inputs, chosen = case["inputs"], SOFT_CLIPS[case["function"]]
+        occurrences, logp, denominators = flatten(inputs)
+        # The functions with token ratios have a dual clip of 3 unless told; the others have none and one aggregation.
+        token = "ratio" not in chosen
+        result = policy_loss(
+            occurrences,
+            denominators,
+            clip_low=inputs["clip_low"],
+            clip_high=inputs["clip_high"],
+            dual_clip=inputs.get("clip_ratio_c", 3.0) if token else None,
+            aggregation=inputs.get("loss_agg_mode", "token-mean" if token else "seq-mean-token-mean"),
+            **chosen,
+        )
+        check(result, logp, case["expected"])
+
+
+def test_golden_aepo_loss(golden_dir: Path) -> None:
+    for case in load(golden_dir, "aepo_loss")["cases"]:
+        inputs = case["inputs"]
+        occurrences, logp, denominators = flatten(inputs)
+        if inputs.get("enable_entropy_balanced_advantage") and inputs.get("entropy") is not None:
+            entropy = dense(inputs["entropy"]).flatten()
+            balanced = entropy_balanced(occurrences.advantage, entropy, occurrences.weight)
+            occurrences = replace(occurrences, advantage=balanced)
+        result = policy_loss(
+            occurrences,
+            denominators,
+            clip="soft_upper" if inputs.get("enable_entropy_balanced_clipping") else "hard",
+            clip_low=inputs["clip_low"],
+            clip_high=inputs["clip_high"],
+            dual_clip=inputs.get("clip_ratio_c", 3.0),
+            aggregation=cast("Aggregation", inputs.get("loss_agg_mode", "token-mean")),
+        )
+        check(result, logp, case["expected"])
+
+
+def test_golden_value_loss(golden_dir: Path) -> None:
+    for case in load(golden_dir, "value_loss")["cases"]:
+        inputs = case["inputs"]
+        mask = dense(inputs["mask"])
+        leaf = torch.arange(mask.shape[0]).repeat_interleave(mask.shape[1])
+        flat = mask.flatten()
+        occurrences = Occurrences(
+            logp=flat,
+            old_logp=flat,
+            advantage=flat,
+            weight=flat,
+            leaf=leaf,
+            turn=leaf,
+            n_leaves=len(mask),
+            n_turns=len(mask),
+            value=dense(inputs["vpreds"]).flatten(),
+            old_value=dense(inputs["values"]).flatten(),
+            ret=dense(inputs["returns"]).flatten(),
+        )
+        denominators = Denominators.of_occurrences(flat, leaf, n_leaves=len(mask))
+        result = value_loss(occurrences, denominators, clip=inputs["cliprange_value"])
+        close(result.loss.item(), case["expected"]["loss"])
+        close(result.clip_fraction.item(), case["expected"]["clip_fraction"])
+
+
+def test_golden_step_dpo(golden_dir: Path) -> None:
+    for case in load(golden_dir, "step_dpo")["cases"]:
+        children = {child["id"]: child for child in case["inputs"]["children"]}
+        chosen = [(children[winner], children[loser]) for winner, loser in case["expected"]["pairs"]]
+
+        def column(side: int, key: str, chosen: list[Any] = chosen) -> Tensor:
+            return torch.tensor([pair[side][key] for pair in chosen], dtype=torch.float64)
+
+        pairs = Pairs(
+            winner_logp=column(0, "logp"),
+            loser_logp=column(1, "logp"),
+            winner_ref=column(0, "ref_logp"),
+            loser_ref=column(1, "ref_logp"),
+            margin=column(0, "value") - column(1, "value"),
+        )
+        total = Denominators(0.0, 0.0, 0.0, pairs=float(len(chosen)))
+        close(step_dpo(pairs, total, beta=case["inputs"]["beta"]).loss.item(), case["expected"]["loss"])
+        for i, expected in enumerate(case["expected"]["pair_losses"]):
+            one = Pairs(*(getattr(pairs, f.name)[i : i + 1] for f in fields(pairs)))
+            alone = step_dpo(one, replace(total, pairs=1.0), beta=case["inputs"]["beta"])
+            close(alone.loss.item(), expected)
+
+
 def test_golden_agg_loss(golden_dir: Path) -> None:
     for case in load(golden_dir, "agg_loss")["cases"]:
         values, mask = dense(case["inputs"]["loss_mat"]), dense(case["inputs"]["loss_mask"])
@@ -193,6 +294,7 @@ def test_golden_kl_estimators(golden_dir: Path) -> None:
             assert case["kind"].endswith("+")
             continue
         close_tensors(value, case["expected"]["value"])
+        close_tensors(kl_rewards(logp, reference, kind=case["kind"]), case["expected"]["value"])
         (grad,) = torch.autograd.grad(value.sum(), logp)
         close_tensors(grad, case["expected"]["grad_of_sum"])
 
