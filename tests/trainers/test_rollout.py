@@ -36,7 +36,17 @@ from turntree.envs.core import (
 from turntree.envs.task import FrozenDict, Question
 from turntree.errors import ConfigError, DataError, EngineError
 from turntree.trainers.credit import at2po
-from turntree.trainers.expansion import Expansion, ExpansionRule, entropy, random_nodes
+from turntree.trainers.expansion import (
+    Expansion,
+    ExpansionRule,
+    aepo,
+    arpo,
+    entropy,
+    guided,
+    random_nodes,
+    ucb,
+    value_variance,
+)
 from turntree.trainers.rollout import Budget, GrowthPlan, Limits, Prompt, Rollout, RolloutStats, grow
 from turntree.trainers.seeds import derive_rng, derive_seed
 from turntree.trainers.tree import Node, Tree
@@ -148,6 +158,15 @@ def task(i: int = 0, question: str = "is it lit?") -> Question:
 PROMPTS = [Prompt(f"p{i}", task(i)) for i in range(3)]
 TREE_GRPO = GrowthPlan(trees=2, chains=1, rounds=2, expansions=2, rule=random_nodes)
 AT2PO = GrowthPlan(trees=1, chains=3, rounds=2, expansions=2, rule=entropy)
+RULES: tuple[ExpansionRule, ...] = (
+    random_nodes,
+    entropy,
+    value_variance,
+    guided,
+    ucb,
+    functools.partial(arpo, vocab_size=300),
+    functools.partial(aepo, vocab_size=300),
+)
 LIMITS = Limits(max_turn_tokens=32, max_context_tokens=4000, tool_backoff_s=0.0)
 
 
@@ -314,7 +333,7 @@ def test_prefix_handles_are_shared_while_growing_and_dropped_afterwards() -> Non
     retries=st.integers(0, 2),
     abort=st.integers(0, 4),
     overrun=st.booleans(),
-    plan=st.sampled_from([TREE_GRPO, AT2PO, GrowthPlan(trees=2)]),
+    plan=st.sampled_from([TREE_GRPO, AT2PO, GrowthPlan(trees=2), *(replace(TREE_GRPO, rule=r) for r in RULES)]),
 )
 def test_reported_tokens_and_calls_are_those_made(
     seed: int, faults: int, retries: int, abort: int, overrun: bool, plan: GrowthPlan
@@ -394,6 +413,50 @@ def test_budgets_stop_growth_within_one_round(budget: Budget, trees: int) -> Non
         assert rollout.stats.overshoot_leaves == 0
 
 
+def mixes() -> st.SearchStrategy[Budget]:
+    return st.builds(
+        Budget,
+        leaves=st.none() | st.integers(1, 12),
+        generated_tokens=st.none() | st.integers(1, 250),
+        tool_calls=st.none() | st.integers(1, 15),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(budget=mixes(), trees=st.integers(1, 2), rule=st.sampled_from(RULES), seed=st.integers(0, 10**6))
+def test_every_mix_of_budgets_is_kept_within_one_round(
+    budget: Budget, trees: int, rule: ExpansionRule, seed: int
+) -> None:
+    """A round starts only while something of every bounded thing is left, and what was used is what was made."""
+    lamp, engine = Lamp(), CountingEngine(speak, TOKENS)
+
+    def checking(tree: Tree, k: int, rng: np.random.Generator) -> list[Expansion]:
+        share = budget.share(tree.index, trees)
+        for bound, used in zip((share.leaves, share.generated_tokens, share.tool_calls), spent(tree), strict=True):
+            assert bound is None or used < bound
+        assert share.leaves is None or len(tree.leaves()) + k <= share.leaves
+        return rule(tree, k, rng)
+
+    plan = GrowthPlan(trees=trees, rounds=6, expansions=2, rule=checking, budget=budget)
+    rollout = run(plan, core=LampCore(lamp), engine=engine, run_seed=seed)
+    stats = rollout.stats
+    assert (stats.generated_tokens, stats.tool_attempts) == (engine.tokens, lamp.executed)
+    assert stats.tool_calls == stats.tool_attempts
+    used = [[sum(column) for column in zip(*map(spent, group.trees), strict=True)] for group in rollout.groups]
+    assert [stats.trajectories, stats.generated_tokens, stats.tool_calls] == [sum(column) for column in zip(*used)]
+    for i, name in enumerate(("leaves", "generated_tokens", "tool_calls")):
+        bound = getattr(budget, name)
+        over = 0 if bound is None else sum(max(0, prompt[i] - bound) for prompt in used)
+        assert getattr(stats, f"overshoot_{name}") == over
+    assert stats.overshoot_leaves == sum(max(0, trees - (budget.leaves or trees)) for _ in rollout.groups)
+
+
+def spent(tree: Tree) -> tuple[int, int, int]:
+    """Leaves, generated tokens and tool calls that a tree's nodes show."""
+    calls = sum(1 + n.text.startswith("both") for n in tree.nodes() if n.action == "search")
+    return len(tree.leaves()), tree.generated_tokens, calls
+
+
 _NAMES = {"leaves": "trajectories", "generated_tokens": "generated_tokens", "tool_calls": "tool_calls"}
 
 
@@ -431,7 +494,11 @@ def test_shares_of_a_budget_add_up() -> None:
     batch=st.none() | st.integers(1, 5),
     order=st.permutations(PROMPTS),
     plan=st.sampled_from(
-        [TREE_GRPO, AT2PO, replace(TREE_GRPO, kept_leaves=2), replace(AT2PO, budget=Budget(generated_tokens=90))]
+        [
+            *(replace(TREE_GRPO, rule=rule) for rule in RULES),
+            replace(TREE_GRPO, kept_leaves=2),
+            replace(AT2PO, budget=Budget(generated_tokens=90)),
+        ]
     ),
 )
 def test_trees_do_not_depend_on_batches_or_arrival(
