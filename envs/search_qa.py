@@ -95,7 +95,7 @@ class SearchQACore(TurnCore[SearchQAState]):
         self.reward = load_reward(reward)
         reject_unknown([normalizer], get_args(Normalizer), what="normalizer")
         self.normalizer: Normalizer = normalizer
-        self.tools: dict[str, Tool] = {"search": SearchTool(search, k=self.limits.top_k), **own}
+        self.tools: Mapping[str, Tool] = {"search": SearchTool(search, k=self.limits.top_k), **own}
         self._limit = _observation_limit(self.limits.max_observation_tokens, tokenizer, self.grammar, tuple(own))
         self._fingerprint = self._hash(search)
 
