@@ -26,6 +26,8 @@ import pytest
 from turntree.cli import Configured, cli
 from turntree.trainers.compose import compose, config_groups
 from turntree.trainers.config import documented_options
+from turntree.trainers.metrics import NAMES
+from turntree.trainers.tally import RolloutStats
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -199,7 +201,18 @@ def test_options_that_are_mentioned_exist(page: Path) -> None:
 def test_presets_are_described() -> None:
     text = prose(ROOT / "docs" / "algorithms.md")
     for preset in config_groups()["algorithm"]:
-        assert f"`algorithm={preset}`" in text
+        (row,) = [line.split("|") for line in text.splitlines() if f"| `algorithm={preset}` |" in line]
+        algorithm = compose([f"algorithm={preset}"]).algorithm
+        assert row[3].strip(" `") == algorithm.expansion.partition(":")[2]
+        assert row[4].strip(" `") == algorithm.credit.partition(":")[2]
+        if algorithm.objective:
+            assert row[5].strip(" `") == algorithm.objective.partition(":")[2]
+        else:
+            assert row[5].split()[0].strip(",") == algorithm.ratio
+            assert f"{algorithm.clip_low:g} / {algorithm.clip_high:g}, {algorithm.aggregation}" in row[5]
+        assert row[6].split()[0] == (f"{algorithm.kl_coef:g}" if algorithm.kl_coef else "none")
+        grown = algorithm.trees * (algorithm.kept_leaves or algorithm.chains + algorithm.rounds * algorithm.expansions)
+        assert int(row[7]) == (algorithm.budget_leaves or grown)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -230,6 +243,7 @@ def general_key(key: str) -> str:
     """A metric as the page names it: kinds, depths and parts stand for all of theirs."""
     key = re.sub(r"/(error|truncated|tool_calls)/[^/]+/count", r"/\1/<kind>/count", key)
     key = re.sub(r"^(tree/\w+_depth)/\d+$", r"\1/<depth>", key)
+    key = re.sub(r"^(tree/\w+)_(token|turn|sequence)$", r"\1_<level>", key)
     return re.sub(r"^tree/reward/.+$", "tree/reward/<part>", key)
 
 
@@ -238,6 +252,12 @@ def test_every_metric_of_a_run_is_explained(tiny_run: Path) -> None:
     written = {key for row in rows(tiny_run / "metrics.jsonl") for key in row}
     general = {general_key(key) for key in written}
     assert not sorted(key for key in general if f"`{key}`" not in text)
+
+
+def test_metrics_that_a_small_run_lacks_are_explained_too() -> None:
+    text = prose(ROOT / "docs" / "running.md")
+    keys = {*NAMES.values(), *(f"budget/{key}" for key in RolloutStats().as_dict())}
+    assert not sorted(key for key in map(general_key, keys) if f"`{key}`" not in text)
 
 
 def test_the_run_folder_holds_what_the_page_lists(tiny_run: Path) -> None:

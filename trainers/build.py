@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 
@@ -23,16 +24,20 @@ from turntree.envs.task import Question
 from turntree.errors import ConfigError, DataError
 from turntree.search_backend import SearchBackend
 from turntree.search_backend.bm25 import BM25Backend, BM25Settings
+from turntree.trainers.compose import import_object
 from turntree.trainers.config import AlgorithmConfig, RunConfig
-from turntree.trainers.credit import CreditRule
+from turntree.trainers.credit import CreditRule, credit_needs
+from turntree.trainers.objectives import LossFunction, PairLossFunction, loss_needs
+from turntree.trainers.pairs import Pair, sibling_pairs
 from turntree.trainers.plugins import load_backend, load_batched, load_env, load_reward, load_rule, spelled
 from turntree.trainers.probe import probe_credit, probe_expansion, probe_loss
 from turntree.trainers.rollout import Budget, GrowthPlan, Limits
+from turntree.trainers.shaping import Overlong
+from turntree.trainers.tree import Group
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    from turntree.trainers.objectives import LossFunction
 
 __all__ = [
     "Bench",
@@ -44,13 +49,19 @@ __all__ = [
     "finisher",
     "first",
     "growth_plan",
+    "kl_reward",
     "limits",
     "loss_function",
+    "overlong",
+    "pair_chooser",
     "provenance",
     "rollout_sampling",
     "run_path",
     "scorer",
 ]
+
+
+AnyLoss: TypeAlias = "LossFunction | PairLossFunction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +169,13 @@ def build_backend(config: RunConfig, corpus: Path) -> SearchBackend:
     return load_backend(config.search.backend, {"corpus": corpus, **args})
 
 
-def growth_plan(algorithm: AlgorithmConfig) -> GrowthPlan:
-    """The shape of a prompt's trees."""
-    rule = load_rule(algorithm.expansion, algorithm.expansion_args, option="algorithm.expansion")
-    probe_expansion(rule, option=spelled("algorithm.expansion", algorithm.expansion, algorithm.expansion_args))
+def growth_plan(algorithm: AlgorithmConfig, *, vocab_size: int | None = None) -> GrowthPlan:
+    """The shape of a prompt's trees. ``vocab_size`` goes to rules that take one and were not given it."""
+    option, path, arguments = "algorithm.expansion", algorithm.expansion, dict(algorithm.expansion_args)
+    if vocab_size is not None and _takes(import_object(path, option=option), "vocab_size"):
+        arguments.setdefault("vocab_size", vocab_size)
+    rule = load_rule(path, arguments, option=option)
+    probe_expansion(rule, option=spelled(option, path, algorithm.expansion_args))
     return GrowthPlan(
         trees=algorithm.trees,
         chains=algorithm.chains,
@@ -170,7 +184,15 @@ def growth_plan(algorithm: AlgorithmConfig) -> GrowthPlan:
         kept_leaves=algorithm.kept_leaves,
         rule=rule,
         budget=Budget(algorithm.budget_leaves, algorithm.budget_tokens, algorithm.budget_tool_calls),
+        adaptive=algorithm.adaptive,
     )
+
+
+def _takes(function: Any, argument: str) -> bool:
+    try:
+        return argument in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # not a function, or one without a signature
+        return False
 
 
 def credit_rule(algorithm: AlgorithmConfig) -> CreditRule:
@@ -180,13 +202,55 @@ def credit_rule(algorithm: AlgorithmConfig) -> CreditRule:
     return rule
 
 
-def loss_function(algorithm: AlgorithmConfig) -> LossFunction | None:
-    """The policy loss that replaces the clipped ratio, after it was tried; None without one."""
+def loss_function(algorithm: AlgorithmConfig) -> AnyLoss | None:
+    """The loss that replaces the clipped ratio, after it was tried; None without one."""
     if not algorithm.objective:
         return None
-    found: LossFunction = load_rule(algorithm.objective, algorithm.objective_args, option="algorithm.objective")
+    found: AnyLoss = load_rule(algorithm.objective, algorithm.objective_args, option="algorithm.objective")
     probe_loss(found, option=spelled("algorithm.objective", algorithm.objective, algorithm.objective_args))
     return found
+
+
+def _check_pairs(algorithm: AlgorithmConfig, credit: CreditRule) -> None:
+    option = f"algorithm.objective={algorithm.objective}"
+    reasons = {
+        "algorithm.entropy_balance": algorithm.entropy_balance > 0,
+        "algorithm.kl_in=reward": algorithm.kl_coef > 0 and algorithm.kl_in == "reward",
+        f"algorithm.credit={algorithm.credit}, which needs values,": "values" in credit_needs(credit),
+    }
+    for what, found in reasons.items():
+        if found:
+            raise ConfigError(f"{option} trains on pairs of turns and never reads advantages: {what} has no effect")
+    if not algorithm.rounds and algorithm.chains < 2:
+        raise ConfigError(f"{option} needs sibling turns, but each tree is a single chain; raise chains or set rounds")
+
+
+def pair_chooser(
+    algorithm: AlgorithmConfig, loss: AnyLoss | None, credit: CreditRule
+) -> Callable[[Group], list[Pair]] | None:
+    """Which siblings are compared; None for a loss that takes no pairs.
+
+    Raises ``ConfigError`` for options that only an objective with advantages could follow.
+    """
+    if loss is None or loss_needs(loss) != "pairs":
+        return None
+    _check_pairs(algorithm, credit)
+    return functools.partial(
+        sibling_pairs, min_margin=algorithm.pair_min_margin, max_pairs_per_parent=algorithm.pair_max_per_parent
+    )
+
+
+def overlong(algorithm: AlgorithmConfig) -> Overlong | None:
+    """DAPO's penalty of long trajectories; None without one."""
+    if algorithm.overlong_tokens is None:
+        return None
+    return Overlong(algorithm.overlong_tokens, algorithm.overlong_buffer, algorithm.overlong_factor)
+
+
+def kl_reward(algorithm: AlgorithmConfig) -> tuple[float, str] | None:
+    """Coefficient and estimator of a KL penalty in the reward; None where it is in the loss."""
+    inside = algorithm.kl_in == "reward" and algorithm.kl_coef > 0
+    return (algorithm.kl_coef, algorithm.kl_estimator) if inside else None
 
 
 def scorer(config: RunConfig) -> Scorer | None:

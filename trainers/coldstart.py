@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from turntree.agents.dialogue import Dialogue
 from turntree.agents.models import save_model
 from turntree.agents.teacher import Demonstration, Teacher, trajectories
 from turntree.envs.search_qa import SearchQACore
@@ -19,6 +20,7 @@ from turntree.trainers.build import build_bench, build_task, first, run_path
 from turntree.trainers.checkpoint import config_fingerprint
 from turntree.trainers.config import RunConfig
 from turntree.trainers.interrupt import stop_on_interrupt
+from turntree.trainers.rollout import Prompt, Rollout, RolloutStats
 from turntree.trainers.run_folder import MetricsLog, RunFolder
 from turntree.trainers.seeds import derive_seed
 from turntree.trainers.sft import SftResult, demonstration_group, train_sft
@@ -48,7 +50,7 @@ RESUME_KEYS = (
     "trainer.max_grad_norm",
 )
 
-__all__ = ["ColdStart", "cold_start", "teach"]
+__all__ = ["ColdStart", "cold_start", "demonstrations", "teach"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,20 @@ def teach(core: SearchQACore, questions: Sequence[Question], config: RunConfig) 
     """The configured teacher's trajectories for ``questions``."""
     teacher = Teacher(laziness=config.sft.laziness, error=config.sft.error)
     return trajectories(core, questions, teacher=teacher, seed=derive_seed(config.seed, "teacher"))
+
+
+def demonstrations(prompts: Sequence[Prompt], core: SearchQACore, dialogue: Dialogue, config: RunConfig) -> Rollout:
+    """The teacher's trajectories as a rollout of one leaf a prompt, for supervised training in the policy's trainer.
+
+    Nothing was sampled, so no token or tool call is counted.
+    """
+    demos = teach(core, [prompt.task for prompt in prompts], config)
+    groups = [
+        demonstration_group(demo, dialogue, uid=prompt.uid, max_tokens=config.sampling.max_context_tokens)
+        for prompt, demo in zip(prompts, demos, strict=True)
+    ]
+    count = len(groups)
+    return Rollout(tuple(groups), RolloutStats(prompts=count, trees=count, trajectories=count))
 
 
 def cold_start(config: RunConfig, *, on_step: Callable[[int, float], None] | None = None) -> ColdStart:

@@ -1,17 +1,17 @@
 """From prompts to ready-to-train packs: one rollout a batch, as a TorchRL collector.
 
-The order of a step: rollout and scores, packs, score pass of the model (old and reference log-probs), credit. A batch
-is one ``TensorDict``: ``("collector", "mask")`` has one entry per generated token (TorchRL counts frames by it), ragged
-parts are non-tensor data.
+The order of a step: rollout and scores, packs, score pass of the model (old and reference log-probs, values), credit. A
+batch is one ``TensorDict``: ``("collector", "mask")`` has one entry per generated token (TorchRL counts frames by it),
+ragged parts are non-tensor data.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import BaseCollector
 
-from turntree.envs.task import Question
-from turntree.trainers.credit import Advantages, CreditRule
-from turntree.trainers.forward import score_packs
-from turntree.trainers.metrics import collected_metrics
-from turntree.trainers.packing import Pack, SharedTurns, pack_groups, write_advantages
-from turntree.trainers.rollout import Prompt, Rollout
+from turntree.envs.task import FrozenDict, Question
+from turntree.trainers.credit import Advantages
+from turntree.trainers.packing import Pack
+from turntree.trainers.preparation import Preparation
+from turntree.trainers.rollout import Prompt, Rollout, RolloutStats
 from turntree.trainers.seeds import derive_seed
+from turntree.trainers.shaping import has_signal
 from turntree.trainers.tree import Group, Node
 
 __all__ = ["Collected", "PromptStream", "TreeCollector", "by_node"]
@@ -67,10 +67,11 @@ class Collected:
     """One rollout, scored, credited and packed; what the learner trains on and the run folder records.
 
     ``groups`` are those of the rollout that have enough scored leaves; ``advantages`` and ``minibatches`` (none where
-    every group was dropped) cover these only.
+    every group was dropped) cover these only. ``prompt_batches``: batches of prompts that the run has used so far.
     """
 
     step: int
+    prompt_batches: int
     rollout: Rollout
     groups: tuple[Group, ...]
     minibatches: list[list[Pack]]
@@ -82,11 +83,12 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
     """Collects trees synchronously with the weights that the engine holds.
 
     Args:
-        stream: prompts by step.
+        stream: prompts by batch.
         rollout: grows the trees of some prompts.
-        credit: advantages of the kept groups.
-        model, reference: networks of the score pass; ``reference`` is None without a KL term.
+        preparation: from a rollout to mini-batches.
         first_step, last_step: half-open range of steps to collect.
+        first_batch: batches of prompts that were used before.
+        dynamic_sampling: DAPO: batches of prompts that a step may use to find groups whose rewards differ (0: off).
         should_stop: asked before each rollout.
     """
 
@@ -95,31 +97,21 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
         *,
         stream: PromptStream,
         rollout: Callable[[Sequence[Prompt]], Rollout],
-        credit: CreditRule,
-        model: torch.nn.Module,
-        reference: torch.nn.Module | None,
+        preparation: Preparation,
         first_step: int,
         last_step: int,
-        prompts_per_update: int | None,
-        max_pack_tokens: int,
-        shared_turns: SharedTurns,
-        min_scored_leaves: int,
-        temperature: float,
+        first_batch: int | None = None,
+        dynamic_sampling: int = 0,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         self.stream = stream
         self.rollout = rollout
-        self.credit = credit
-        self.model = model
-        self.reference = reference
+        self.preparation = preparation
         self.next_step = first_step
         self.last_step = last_step
-        self.prompts_per_update = prompts_per_update or stream.per_step
-        self.max_pack_tokens = max_pack_tokens
-        self.shared_turns: SharedTurns = shared_turns
-        self.min_scored_leaves = min_scored_leaves
-        self.temperature = temperature
+        self.next_batch = first_step if first_batch is None else first_batch
+        self.dynamic_sampling = dynamic_sampling
         self.should_stop = should_stop
         self.init_random_frames = 0
         self.closed = False
@@ -136,10 +128,10 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
     def collect(self, step: int) -> TensorDictBase:
         """Rollout, score pass, credit and batch of one step."""
         start = time.monotonic()
-        rollout = self.rollout(self.stream.step(step))
-        rollout_seconds = time.monotonic() - start
+        rollout, sampling = self._sample()
+        seconds = time.monotonic() - start
         collected = self.prepare(step, rollout)
-        collected.metrics["timing_s/gen"] = rollout_seconds
+        collected.metrics |= {**sampling, "timing_s/gen": seconds}
         tokens = rollout.stats.generated_tokens
         mask = TensorDict({"mask": torch.ones(tokens, dtype=torch.bool)}, batch_size=[tokens])
         batch = TensorDict({"collector": mask}, batch_size=[])
@@ -148,24 +140,37 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
 
     def prepare(self, step: int, rollout: Rollout) -> Collected:
         """Everything between the rollout and the first update."""
-        start = time.monotonic()
-        kept = rollout.drop_small_groups(self.min_scored_leaves)
-        size = self.prompts_per_update
-        slices = [slice(first, first + size) for first in range(0, len(kept.groups), size)]
-        minibatches = [
-            pack_groups(kept.groups[rows], max_pack_tokens=self.max_pack_tokens, shared_turns=self.shared_turns)
-            for rows in slices
-        ]
-        packs = [pack for minibatch in minibatches for pack in minibatch]
-        score_packs(self.model, packs, key="old_logp", temperature=self.temperature)
-        if self.reference is not None:
-            score_packs(self.reference, packs, key="ref_logp", temperature=self.temperature)
-        advantages = self.credit(kept.groups)
-        for rows, minibatch in zip(slices, minibatches, strict=True):
-            write_advantages(minibatch, replace(advantages, values=advantages.values[rows]))
-        metrics = {**collected_metrics(kept, packs, advantages), "timing_s/score": time.monotonic() - start}
-        _warn_unparsed(step, metrics["actions/unparsed_frac"])
-        return Collected(step, replace(rollout, stats=kept.stats), kept.groups, minibatches, advantages, metrics)
+        prepared = self.preparation.prepare(rollout)
+        _warn_unparsed(step, prepared.metrics["actions/unparsed_frac"])
+        return Collected(
+            step=step,
+            prompt_batches=self.next_batch,
+            rollout=replace(rollout, stats=prepared.rollout.stats),
+            groups=prepared.rollout.groups,
+            minibatches=prepared.minibatches,
+            advantages=prepared.advantages,
+            metrics=prepared.metrics,
+        )
+
+    def _sample(self) -> tuple[Rollout, dict[str, float]]:
+        """One batch of prompts; with dynamic sampling more, until there are enough groups whose rewards differ."""
+        if not self.dynamic_sampling:
+            return self._next_rollout(), {}
+        rollouts: list[Rollout] = []
+        while len(rollouts) < self.dynamic_sampling and sum(map(_signals, rollouts)) < self.stream.per_step:
+            rollouts.append(self._next_rollout())
+        groups = [group for rollout in rollouts for group in rollout.groups]
+        # Sorting keeps the order otherwise: groups without a signal only fill up what is missing.
+        chosen = sorted(groups, key=lambda group: not has_signal(group))[: self.stream.per_step]
+        metrics = {
+            "tree/sampling/batches": float(len(rollouts)),
+            "tree/sampling/filtered_groups": float(len(groups) - sum(map(_signals, rollouts))),
+        }
+        return Rollout(tuple(chosen), _joined([rollout.stats for rollout in rollouts])), metrics
+
+    def _next_rollout(self) -> Rollout:
+        batch, self.next_batch = self.next_batch, self.next_batch + 1
+        return self.rollout(self.stream.step(batch))
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
         del timeout, close_env, raise_on_error
@@ -177,11 +182,25 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
         return seed
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        return OrderedDict(next_step=self.next_step)
+        return OrderedDict(next_step=self.next_step, next_batch=self.next_batch)
 
     def load_state_dict(self, state_dict: dict[str, Any], **kwargs: Any) -> None:
         del kwargs
-        self.next_step = int(state_dict["next_step"])
+        self.next_step, self.next_batch = int(state_dict["next_step"]), int(state_dict["next_batch"])
+
+
+def _signals(rollout: Rollout) -> int:
+    return sum(has_signal(group) for group in rollout.groups)
+
+
+def _joined(parts: Sequence[RolloutStats]) -> RolloutStats:
+    """The counts of several rollouts, added up."""
+    total: dict[str, Any] = {}
+    for item in fields(RolloutStats):
+        values = [getattr(part, item.name) for part in parts]
+        tables = isinstance(values[0], FrozenDict)
+        total[item.name] = FrozenDict(sum((Counter(v) for v in values), Counter())) if tables else sum(values)
+    return RolloutStats(**total)
 
 
 def by_node(groups: Sequence[Group], advantages: Advantages) -> dict[tuple[Node, Node], float]:

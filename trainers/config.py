@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turntree.errors import ConfigError
+from turntree.trainers.combinations import refusal
 
 __all__ = [
     "AlgorithmConfig",
@@ -160,6 +161,24 @@ class EngineConfig:
         _at_least("engine.max_batch_rows", self.max_batch_rows, 1)
 
 
+_PER_TURN = (
+    "at2po",
+    "at2po_reference",
+    "at2po_centred",
+    "tree_diff",
+    "tree_diff_reference",
+    "sibling_baseline",
+    "shrunk_loo",
+    "arpo",
+)
+
+
+def built_in(path: str) -> str:
+    """The name of a built-in rule that an import path means; '' for a rule of somebody else."""
+    module, _, name = path.partition(":")
+    return name if module.startswith("turntree.trainers.") else ""
+
+
 @dataclass(frozen=True)
 class AlgorithmConfig:
     """One combination of expansion rule, credit rule and objective."""
@@ -180,6 +199,7 @@ class AlgorithmConfig:
     )
     expansion: str = opt("turntree.trainers.expansion:chain", "import path of the expansion rule.")
     expansion_args: dict[str, Any] = opt({}, "keyword arguments of the expansion rule.")
+    source: str = opt("policy", "who plays: policy, or teacher (supervised training on demonstrations, see sft.*).")
     dynamic_sampling: int = opt(
         0, "DAPO: drop groups of equal rewards and sample more prompts, up to this many batches a step (0: off)."
     )
@@ -262,6 +282,7 @@ class AlgorithmConfig:
                 f"algorithm.rounds={self.rounds} and algorithm.expansions={self.expansions}: "
                 "set both above 0 to expand, or both to 0"
             )
+        _one_of("algorithm.source", self.source, ("policy", "teacher"))
         _one_of("algorithm.shared_turns", self.shared_turns, ("per_leaf", "once"))
         _one_of("algorithm.ratio", self.ratio, ("token", "turn", "sequence"))
         _one_of("algorithm.turn_ratio", self.turn_ratio, ("geometric", "product"))
@@ -281,6 +302,48 @@ class AlgorithmConfig:
             raise ConfigError(
                 f"a prompt has {self.trees * (self.kept_leaves or leaves)} leaves but algorithm.min_scored_leaves="
                 f"{self.min_scored_leaves}: every group would be dropped; raise trees, chains or expansions"
+            )
+        reason = next(self._impossible(leaves), None)
+        if reason is not None:
+            raise ConfigError(reason)
+
+    def _impossible(self, leaves: int) -> Iterator[str]:
+        """Why the options cannot work together; nothing if they can."""
+        expansion, credit = (built_in(path) for path in (self.expansion, self.credit))
+        why = refusal(expansion, credit, self.ratio)
+        if why and not self.objective:
+            yield f"expansion {expansion}, credit {credit} and ratio {self.ratio} do not go together: {why}"
+        if credit.startswith("tree_grpo") and (self.kept_leaves or leaves) == 1:
+            yield "algorithm.credit=tree_grpo compares the leaves of a tree, but each tree has one: raise chains"
+        if self.reference_every is not None and not self.kl_coef and not self.objective:
+            yield "algorithm.reference_every renews the reference model, but algorithm.kl_coef=0: there is none"
+        if self.source == "teacher" and (self.rounds or self.trees * self.chains > 1 or not self.objective):
+            yield (
+                "algorithm.source=teacher plays each question once and has no ratio: set trees=1, chains=1, rounds=0, "
+                "expansions=0 and an objective such as turntree.trainers.losses:nll"
+            )
+        if self.adaptive is not None and not self.rounds:
+            yield "algorithm.adaptive moves expansions between prompts, but algorithm.rounds=0: there are none to move"
+        if self.overlong_tokens is not None and self.overlong_buffer > self.overlong_tokens:
+            yield (
+                f"algorithm.overlong_buffer={self.overlong_buffer} is more than algorithm.overlong_tokens="
+                f"{self.overlong_tokens}; expected at most as much"
+            )
+        if self.sum_norm is not None and self.aggregation != "seq-mean-token-sum-norm":
+            yield f"algorithm.sum_norm divides seq-mean-token-sum-norm only; algorithm.aggregation={self.aggregation}"
+        if self.kl_in == "reward" and self.kl_estimator.endswith("+"):
+            yield (
+                f"algorithm.kl_estimator={self.kl_estimator} with algorithm.kl_in=reward: a reward has no gradient; "
+                f"use {self.kl_estimator[:-1]}"
+            )
+        if self.dual_clip is not None and self.clip == "cispo" and not self.objective:
+            yield "algorithm.dual_clip with algorithm.clip=cispo: CISPO bounds its weights already; set dual_clip=null"
+        if self.turn_ratio == "product" and self.ratio == "token" and not self.by_turns:
+            yield "algorithm.turn_ratio=product with algorithm.ratio=token: a token has no product; set ratio=turn"
+        if self.ratio_gradient == "true" and self.ratio == "sequence" and credit in _PER_TURN:
+            yield (
+                f"algorithm.ratio_gradient=true with ratio=sequence, credit {credit}: the sequence has one ratio but "
+                "an advantage for each turn; use straight_through or ratio=turn"
             )
 
 

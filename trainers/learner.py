@@ -35,8 +35,11 @@ from turntree.trainers.build import (
     finisher,
     first,
     growth_plan,
+    kl_reward,
     limits,
     loss_function,
+    overlong,
+    pair_chooser,
     provenance,
     rollout_sampling,
     run_path,
@@ -51,21 +54,25 @@ from turntree.trainers.checkpoint import (
     mark_best,
     save_checkpoint,
 )
+from turntree.trainers.coldstart import demonstrations
 from turntree.trainers.collector import Collected, PromptStream, TreeCollector, by_node
 from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
+from turntree.trainers.credit import credit_needs
 from turntree.trainers.evaluate import Evaluation, evaluate
 from turntree.trainers.forward import check_packed
 from turntree.trainers.interrupt import stop_on_interrupt
-from turntree.trainers.losses import Aggregation, Denominators, RatioGradient, RatioLevel, TurnRatio
+from turntree.trainers.losses import Aggregation, Clip, Denominators, RatioGradient, RatioLevel, TurnRatio
 from turntree.trainers.metrics import step_metrics, update_metrics
-from turntree.trainers.objectives import PolicyObjective, combine_metrics
+from turntree.trainers.objectives import PolicyObjective, combine_metrics, loss_needs
 from turntree.trainers.packing import Pack, SharedTurns
+from turntree.trainers.preparation import Preparation
 from turntree.trainers.rollout import Prompt, Rollout, grow
 from turntree.trainers.run_folder import MetricsLog, RunFolder
 from turntree.trainers.seeds import derive_seed
 from turntree.trainers.store import TreeStore
 from turntree.trainers.updates import guarded_step
+from turntree.trainers.value_head import ValueHead
 
 _log = logging.getLogger(__name__)
 
@@ -133,8 +140,7 @@ class PolicyStepper(OptimizationStepper):  # type: ignore[misc]
         outputs: list[TensorDictBase] = []
         for pack in packs:
             out = self.objective(pack, denominators)
-            loss = out["loss_objective"] + out["loss_kl"] + out["loss_entropy"]
-            loss.backward()
+            sum(out[name] for name in self.objective.out_keys).backward()
             outputs.append(out.detach())
         norm = guarded_step(self.optimizer, self.objective.parameters(), max_grad_norm=self.max_grad_norm)
         self.updates += 1
@@ -161,6 +167,7 @@ class Progress:
     """What a checkpoint carries besides weights and moments; all of it plain JSON."""
 
     step: int = 0
+    prompt_batches: int = 0
     updates: int = 0
     skipped: int = 0
     generated_tokens: int = 0
@@ -226,11 +233,14 @@ class _Run:
             option="env.questions",
         )
         self.dev = self._dev_task()
-        self.plan = growth_plan(config.algorithm)
+        self.plan = growth_plan(config.algorithm, vocab_size=self.bench.model.config.vocab_size)
         self.credit = credit_rule(config.algorithm)
         self.scorer = scorer(config)
         self.finisher = finisher(config)
+        self.loss = loss_function(config.algorithm)
         self.reference = self._reference()
+        self.value_head = ValueHead.of(self.bench.model) if "values" in credit_needs(self.credit) else None
+        self.preparation = self._preparation()
         self.objective = self._objective()
         self.stepper = self._stepper()
         self.fingerprint = config_fingerprint(asdict(config), RESUME_KEYS)
@@ -267,35 +277,44 @@ class _Run:
         return None
 
     def _reference(self) -> torch.nn.Module | None:
-        """The frozen initial policy, also when the run goes on from a checkpoint; none if the KL coefficient is 0."""
-        if self.config.algorithm.kl_coef == 0:
+        """The frozen initial policy, also when a run goes on from a checkpoint; none where nothing compares with it."""
+        pairs = self.loss is not None and loss_needs(self.loss) == "pairs"
+        if self.config.algorithm.kl_coef == 0 and not pairs:
             return None
         reference = cast("torch.nn.Module", copy.deepcopy(self.bench.model))
         return reference.eval().requires_grad_(False)
 
     def _objective(self) -> PolicyObjective:
         algorithm = self.config.algorithm
+        in_loss = algorithm.kl_in == "loss"
         return PolicyObjective(
             self.bench.model,
             ratio=cast("RatioLevel", algorithm.ratio),
             turn_ratio=cast("TurnRatio", algorithm.turn_ratio),
             ratio_gradient=cast("RatioGradient", algorithm.ratio_gradient),
+            clip=cast("Clip", algorithm.clip),
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
             dual_clip=algorithm.dual_clip,
+            by_turns=algorithm.by_turns,
             aggregation=cast("Aggregation", algorithm.aggregation),
-            kl_coef=algorithm.kl_coef,
+            sum_norm=algorithm.sum_norm,
+            kl_coef=algorithm.kl_coef if in_loss else 0.0,
             kl_estimator=algorithm.kl_estimator,
             entropy_coef=algorithm.entropy_coef,
+            value_head=self.value_head,
+            value_coef=algorithm.value_coef,
+            value_clip=algorithm.value_clip,
             temperature=self.config.sampling.temperature,
             importance_cap=self.config.trainer.importance_cap,
-            loss=loss_function(algorithm),
+            loss=self.loss,
         )
 
     def _stepper(self) -> PolicyStepper:
         options = self.config.trainer
+        head = self.value_head.parameters() if self.value_head is not None else ()
         optimizer = torch.optim.AdamW(
-            self.bench.model.parameters(),
+            [*self.bench.model.parameters(), *head],
             lr=options.learning_rate,
             betas=(0.9, options.adam_beta2),
             weight_decay=options.weight_decay,
@@ -304,21 +323,34 @@ class _Run:
             self.objective, optimizer, max_grad_norm=options.max_grad_norm, warmup_steps=options.warmup_steps
         )
 
+    def _preparation(self) -> Preparation:
+        algorithm, trainer = self.config.algorithm, self.config.trainer
+        return Preparation(
+            credit=self.credit,
+            model=self.bench.model,
+            reference=self.reference,
+            value_head=self.value_head,
+            max_pack_tokens=trainer.max_pack_tokens,
+            groups_per_update=trainer.prompts_per_update or trainer.prompts_per_step,
+            shared_turns=cast("SharedTurns", algorithm.shared_turns),
+            min_scored_leaves=algorithm.min_scored_leaves,
+            temperature=self.config.sampling.temperature,
+            overlong=overlong(algorithm),
+            kl_reward=kl_reward(algorithm),
+            entropy_balance=algorithm.entropy_balance,
+            pairs=pair_chooser(algorithm, self.loss, self.credit),
+        )
+
     def _collector(self) -> TreeCollector:
         config = self.config
         return TreeCollector(
             stream=PromptStream(self.task.questions, config.trainer.prompts_per_step, config.seed),
             rollout=self._rollout,
-            credit=self.credit,
-            model=self.bench.model,
-            reference=self.reference,
+            preparation=self.preparation,
             first_step=self.progress.step,
             last_step=config.trainer.steps,
-            prompts_per_update=config.trainer.prompts_per_update,
-            max_pack_tokens=config.trainer.max_pack_tokens,
-            shared_turns=cast("SharedTurns", config.algorithm.shared_turns),
-            min_scored_leaves=config.algorithm.min_scored_leaves,
-            temperature=config.sampling.temperature,
+            first_batch=self.progress.prompt_batches,
+            dynamic_sampling=config.algorithm.dynamic_sampling,
             should_stop=self._should_stop,
         )
 
@@ -372,6 +404,8 @@ class _Run:
                 found, model=self.bench.model, optimizer=self.stepper.optimizer, fingerprint=self.fingerprint
             ).state
             self.progress = Progress(**state["progress"])
+            for name, module in self._extra_modules().items():
+                module.load_state_dict(state[name])
             self.saved_step = self.progress.step
             self.stepper.updates, self.stepper.skipped = self.progress.updates, self.progress.skipped
             self.bench.engine.update_weights(self.progress.step)
@@ -380,6 +414,12 @@ class _Run:
         self.store.drop_after(self.progress.step)
         self._drop_validations_after(self.progress.step)
         return MetricsLog(self.folder.metrics_file, tensorboard=self.folder.tensorboard, resume_step=self.progress.step)
+
+    def _extra_modules(self) -> dict[str, torch.nn.Module]:
+        """What a checkpoint holds besides the policy: a frozen reference is the initial model, and needs no copy."""
+        moving = self.reference if self.config.algorithm.reference_every is not None else None
+        modules = {"reference": moving, "value_head": self.value_head}
+        return {name: module for name, module in modules.items() if module is not None}
 
     def _complete(self) -> bool:
         limit = self.config.trainer.max_generated_tokens
@@ -391,6 +431,8 @@ class _Run:
         return self.interrupted.is_set() or self._complete()
 
     def _rollout(self, prompts: Sequence[Prompt]) -> Rollout:
+        if self.config.algorithm.source == "teacher":
+            return demonstrations(prompts, self.task.core, self.bench.dialogue, self.config)
         return grow(
             prompts,
             core=self.task.core,
@@ -438,6 +480,7 @@ class _Run:
         collected = self._current()
         step = collected.step + 1
         self.bench.engine.update_weights(step)
+        self._refresh_reference(step)
         self._count(collected, step)
         collected.metrics["timing_s/update_actor"] = time.monotonic() - self.update_start
         collected.metrics.update(update_metrics(self.stepper.take_metrics()) | step_metrics(collected.metrics))
@@ -453,6 +496,11 @@ class _Run:
         if self.on_step is not None:
             self.on_step(step, metrics)
 
+    def _refresh_reference(self, step: int) -> None:
+        every = self.config.algorithm.reference_every
+        if self.reference is not None and every is not None and step % every == 0:
+            self.reference.load_state_dict(self.bench.model.state_dict())
+
     def _current(self) -> Collected:
         if self.collected is None:
             raise RuntimeError("the trainer called an update hook before any batch was collected")
@@ -463,7 +511,7 @@ class _Run:
     def _count(self, collected: Collected, step: int) -> None:
         stats = collected.rollout.stats
         progress = self.progress
-        progress.step = step
+        progress.step, progress.prompt_batches = step, collected.prompt_batches
         progress.updates, progress.skipped = self.stepper.updates, self.stepper.skipped
         progress.generated_tokens += stats.generated_tokens
         progress.tool_calls += stats.tool_calls
@@ -521,7 +569,10 @@ class _Run:
             step,
             model=self.bench.model,
             optimizer=self.stepper.optimizer,
-            state={"progress": asdict(self.progress)},
+            state={
+                "progress": asdict(self.progress),
+                **{name: dict(module.state_dict()) for name, module in self._extra_modules().items()},
+            },
             fingerprint=self.fingerprint,
             keep=self.config.trainer.keep_checkpoints,
         )

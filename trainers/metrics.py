@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,6 @@ from turntree.trainers.tree import Group, Node, Tree
 __all__ = [
     "NAMES",
     "TIMING",
-    "ShapedRewards",
     "advantage_metrics",
     "collected_metrics",
     "mismatch_metrics",
@@ -35,20 +33,17 @@ __all__ = [
     "value_metrics",
 ]
 
-ShapedRewards: TypeAlias = Mapping[Node, Mapping[str, float]]
-"""What was added to the reward of a leaf after it was scored, by part: ``{leaf: {"kl": -0.1, "overlong": -0.5}}``."""
-
 NAMES = {
     "loss_objective": "actor/pg_loss",
     "clip_fraction": "actor/pg_clipfrac",
     "clip_fraction_lower": "actor/pg_clipfrac_lower",
     "approx_kl": "actor/ppo_kl",
     "kl_reference": "actor/kl_loss",
-    "ratio_mean": "tree/ratio_mean_token",
     "sampler_mismatch": "tree/sampler_mismatch",
     "value_loss": "critic/vf_loss",
     "value_clip_fraction": "critic/vf_clipfrac",
     "value_mean": "critic/vpred_mean",
+    "value_explained_variance": "critic/vpred_explained_var",
 }
 """verl's word for what an objective reports. Numbers of one ratio level are ``tree/...``, all others ``actor/...``."""
 
@@ -58,18 +53,15 @@ TIMING = ("timing_s/", "perf/", "total/seconds")
 _LEVEL = re.compile(r".+_(?:token|turn|sequence)")
 
 
-def collected_metrics(
-    rollout: Rollout, packs: Sequence[Pack], advantages: Advantages, *, shaped: ShapedRewards | None = None
-) -> dict[str, float]:
+def collected_metrics(rollout: Rollout, packs: Sequence[Pack], advantages: Advantages) -> dict[str, float]:
     """Everything that is known of a step before its first update.
 
     Args:
         rollout: its groups are those that are trained on, in the order of ``advantages``.
         packs: of all its mini-batches, with ``old_logp`` and advantages written.
-        shaped: see :func:`reward_metrics`.
     """
     return {
-        **rollout_metrics(rollout, shaped=shaped),
+        **rollout_metrics(rollout),
         **advantage_metrics(rollout.groups, advantages),
         **value_metrics(packs),
         **mismatch_metrics(packs),
@@ -97,40 +89,41 @@ def step_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     return {"timing_s/step": seconds, "perf/throughput": metrics["tree/row_tokens"] / seconds if seconds else np.nan}
 
 
-def rollout_metrics(rollout: Rollout, *, shaped: ShapedRewards | None = None) -> dict[str, float]:
+def rollout_metrics(rollout: Rollout) -> dict[str, float]:
     """What was grown and what it earned, over the scored leaves of ``rollout``, and what growing it took."""
     leaves = [leaf for group in rollout.groups for leaf in group.scored_leaves()]
-    rewards = [[leaf.reward for leaf in group.scored_leaves()] for group in rollout.groups]
+    scores = [[_score(leaf) for leaf in group.scored_leaves()] for group in rollout.groups]
     return {
-        **reward_metrics(leaves, shaped=shaped),
+        **reward_metrics(leaves),
         **_summary("num_turns", [leaf.depth for leaf in leaves]),
         **_length_metrics(leaves),
         "tree/answered": _mean(leaf.status == "answered" for leaf in leaves),
-        "tree/mixed_groups": _mean(len(set(group)) > 1 for group in rewards if group),
+        "tree/mixed_groups": _mean(len(set(group)) > 1 for group in scores if group),
         **tree_metrics([tree for group in rollout.groups for tree in group.trees]),
         **{f"budget/{key}": float(value) for key, value in rollout.stats.as_dict().items()},
     }
 
 
-def reward_metrics(leaves: Sequence[Node], *, shaped: ShapedRewards | None = None) -> dict[str, float]:
+def reward_metrics(leaves: Sequence[Node]) -> dict[str, float]:
     """Scores, rewards and their parts over scored leaves.
 
-    The score of a leaf is its ``reward``; what is trained on is the score plus all parts of ``shaped``. A part is an
-    entry of ``info["reward_parts"]`` or ``shaped``, or the environment's ``em``, ``f1`` and ``format_valid``; its mean
+    The reward is what credit sees; the score is what the task gave, ``info["score"]`` where shaping changed the reward.
+    A part is an entry of ``info["reward_parts"]``, or the environment's ``em``, ``f1`` and ``format_valid``; its mean
     is over the leaves that have it.
     """
-    shaped = shaped or {}
-    scores = [float(leaf.reward or 0.0) for leaf in leaves]
-    rewards = [score + sum(shaped.get(leaf, {}).values()) for score, leaf in zip(scores, leaves)]
     parts: defaultdict[str, list[float]] = defaultdict(list)
     for leaf in leaves:
-        for name, value in {**_parts(leaf), **shaped.get(leaf, {})}.items():
+        for name, value in _parts(leaf).items():
             parts[name].append(float(value))
     return {
-        **_summary("critic/score", scores),
-        **_summary("critic/rewards", rewards),
+        **_summary("critic/score", map(_score, leaves)),
+        **_summary("critic/rewards", (float(leaf.reward or 0.0) for leaf in leaves)),
         **{f"tree/reward/{name}": _mean(values) for name, values in sorted(parts.items())},
     }
+
+
+def _score(leaf: Node) -> float:
+    return float(leaf.info.get("task_reward", leaf.reward or 0.0))
 
 
 def _parts(leaf: Node) -> dict[str, float]:
@@ -224,13 +217,13 @@ def value_metrics(packs: Sequence[Pack]) -> dict[str, float]:
     valued = [pack for pack in packs if table(pack, "tokens").get("value", None) is not None]
     if not valued:
         return {}
-    values = torch.cat([column(p, "tokens", "value")[column(p, "occurrences", "token")] for p in valued]).double()
-    returns = torch.cat([column(p, "occurrences", "ret") for p in valued]).double()
-    explained = 1.0 - (returns - values).var() / (returns.var() + 1e-5) if len(returns) > 1 else np.nan
+    values = torch.cat([column(p, "tokens", "value")[column(p, "occurrences", "token")] for p in valued]).tolist()
+    returns = torch.cat([column(p, "occurrences", "ret") for p in valued]).tolist()
+    unexplained = np.var(np.subtract(returns, values), ddof=1) / (np.var(returns, ddof=1) + 1e-5)
     return {
-        **_summary("critic/values", values.numpy()),
-        **_summary("critic/returns", returns.numpy()),
-        "critic/vf_explained_var": float(explained),
+        **_summary("critic/values", values),
+        **_summary("critic/returns", returns),
+        "critic/vf_explained_var": float(1.0 - unexplained),
     }
 
 
@@ -238,7 +231,7 @@ def mismatch_metrics(packs: Sequence[Pack]) -> dict[str, float]:
     """Engine against trainer over model tokens: differences of probabilities, and of log-probs in nats."""
     masks = [column(pack, "tokens", "loss_mask") for pack in packs]
     sampler, old = (
-        torch.cat([column(pack, "tokens", key)[mask] for pack, mask in zip(packs, masks)]).double().numpy()
+        torch.cat([column(pack, "tokens", key)[mask] for pack, mask in zip(packs, masks)]).double().cpu().numpy()
         if packs
         else np.zeros(0)
         for key in ("sampler_logp", "old_logp")
@@ -267,8 +260,8 @@ def _row_tokens(leaf: Node) -> int:
     return sum(len(node.turn_ids) + len(node.observation_ids) for node in _path(leaf))
 
 
-def _summary(name: str, values: npt.ArrayLike) -> dict[str, float]:
-    data = np.asarray(values, dtype=np.float64)
+def _summary(name: str, values: Iterable[float]) -> dict[str, float]:
+    data = np.fromiter(values, dtype=np.float64)
     found = (data.mean(), data.max(), data.min()) if data.size else (np.nan,) * 3
     return {f"{name}/{key}": float(value) for key, value in zip(("mean", "max", "min"), found)}
 

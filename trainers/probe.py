@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -17,9 +17,10 @@ from turntree.envs.rewards import Outcome, evaluate_reward
 from turntree.envs.task import FrozenDict, Question
 from turntree.errors import ConfigError, TurnTreeError
 from turntree.search_backend.passage import Passage, SearchBackend
-from turntree.trainers.credit import Advantages, CreditRule
+from turntree.trainers.credit import Advantages, CreditRule, credit_needs
 from turntree.trainers.expansion import Expansion, ExpansionRule
-from turntree.trainers.losses import Denominators, Occurrences, PolicyLoss
+from turntree.trainers.losses import Denominators, Occurrences, Pairs, PolicyLoss
+from turntree.trainers.objectives import LossFunction, PairLossFunction, loss_needs
 from turntree.trainers.tree import Group, Node, Tree
 
 __all__ = [
@@ -33,7 +34,7 @@ __all__ = [
     "require_rule",
 ]
 
-Loss: TypeAlias = Callable[[Occurrences, Denominators], PolicyLoss]
+Loss: TypeAlias = "LossFunction | PairLossFunction"
 
 _QUESTION = Question("probe", "Who wrote Hamlet?", ("Shakespeare",))
 _GRAMMAR_METHODS = ("prompt", "parse", "results", "correction", "last_turn_notice", "validity")
@@ -134,9 +135,12 @@ def probe_grammar(grammar: Any, *, option: str) -> Grammar:
 def probe_credit(rule: CreditRule, *, option: str) -> None:
     """Give credit for no group, and for one of two trees with two scored leaves each. Raises ``ConfigError``."""
     group = Group("probe", [_tree(0), _tree(1)])
+    turns = {n: np.zeros(len(n.turn_ids)) for tree in group.trees for n in tree.nodes()}
+    with _trying(option):
+        signals: dict[str, Any] = dict.fromkeys(credit_needs(rule), turns)
     for groups in ((), (group,)):
         with _trying(option):
-            found: Any = rule(groups)
+            found: Any = rule(groups, **signals)
         if not isinstance(found, Advantages):
             raise ConfigError(f"{option}: expected Advantages, found {found!r:.100}")
         lengths = [len(leaves) for leaves in found.values]
@@ -153,7 +157,7 @@ def probe_expansion(rule: ExpansionRule, *, option: str) -> None:
 
 
 def probe_loss(loss: Loss, *, option: str) -> None:
-    """The loss of two trajectories of two tokens each. Raises ``ConfigError``."""
+    """The loss of two trajectories of two tokens each, or of one pair of turns. Raises ``ConfigError``."""
     column = torch.tensor([-0.5, -1.0, -0.2, -0.8])
     leaf = torch.tensor([0, 0, 1, 1])
     occurrences = Occurrences(
@@ -170,8 +174,15 @@ def probe_loss(loss: Loss, *, option: str) -> None:
         entropy=torch.ones(4),
         importance=torch.ones(4),
     )
+    denominators = Denominators(weight=4.0, rows=2.0, width=2.0, turns=2.0, pairs=1.0)
     with _trying(option), torch.enable_grad():
-        found: Any = loss(occurrences, Denominators(weight=4.0, rows=2.0, width=2.0))
+        if loss_needs(loss) == "pairs":
+            one = column[:1]
+            found: Any = cast("PairLossFunction", loss)(
+                Pairs(one.clone().requires_grad_(), one, one, one, one + 1), denominators
+            )
+        else:
+            found = cast("LossFunction", loss)(occurrences, denominators)
     if not isinstance(found, PolicyLoss) or not isinstance(found.loss, torch.Tensor) or found.loss.ndim:
         raise ConfigError(f"{option}: expected a PolicyLoss with a scalar loss, found {found!r:.100}")
 

@@ -24,6 +24,7 @@ from turntree.trainers.losses import Denominators
 from turntree.trainers.metrics import rollout_metrics
 from turntree.trainers.objectives import PolicyObjective, combine_metrics
 from turntree.trainers.packing import column
+from turntree.trainers.preparation import Preparation
 from turntree.trainers.rollout import Prompt, Rollout, RolloutStats, grow
 from turntree.trainers.tree import Group
 
@@ -86,18 +87,16 @@ def collector_of(config: RunConfig, bench: Bench, task: Task, **options: Any) ->
     settings: dict[str, Any] = {
         "stream": PromptStream(task.questions, 4, 0),
         "rollout": rollout,
-        "credit": grpo,
-        "model": bench.model,
-        "reference": None,
+        "preparation": prepare_with(bench, temperature=config.sampling.temperature),
         "first_step": 0,
         "last_step": 3,
-        "prompts_per_update": None,
-        "max_pack_tokens": 300,
-        "shared_turns": "per_leaf",
-        "min_scored_leaves": 2,
-        "temperature": config.sampling.temperature,
     }
     return TreeCollector(**{**settings, **options})
+
+
+def prepare_with(bench: Bench, **options: Any) -> Preparation:
+    settings: dict[str, Any] = {"credit": grpo, "groups_per_update": 4, "max_pack_tokens": 300}
+    return Preparation(model=bench.model, **{**settings, **options})
 
 
 def taken(batch: TensorDictBase) -> Collected:
@@ -108,7 +107,13 @@ def taken(batch: TensorDictBase) -> Collected:
 
 @pytest.fixture(scope="module")
 def collected(make_config: Callable[..., RunConfig], bench: Bench, task: Task) -> Collected:
-    batch = next(iter(collector_of(make_config(), bench, task, reference=bench.model, prompts_per_update=3)))
+    batch = next(
+        iter(
+            collector_of(
+                make_config(), bench, task, preparation=prepare_with(bench, reference=bench.model, groups_per_update=3)
+            )
+        )
+    )
     found = taken(batch)
     assert int(batch["collector", "mask"].sum()) == found.rollout.stats.generated_tokens > 0
     return found
@@ -125,7 +130,7 @@ def test_temperature_reaches_engine_and_trainer_alike(
     config = make_config("sampling.temperature=0.6")
     hot = taken(next(iter(collector_of(config, bench, task))))
     assert hot.metrics["mismatch/max"] < 1e-4
-    cold = taken(next(iter(collector_of(config, bench, task, temperature=1.0))))
+    cold = taken(next(iter(collector_of(config, bench, task, preparation=prepare_with(bench)))))
     assert cold.metrics["mismatch/max"] > 1e-2
 
 
@@ -135,7 +140,7 @@ def test_before_the_first_update_nothing_is_off_policy(collected: Collected, ben
     packs = collected.minibatches[0]
     with torch.no_grad():
         metrics = combine_metrics([objective(pack, Denominators.of(packs)) for pack in packs])
-    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-6)
+    assert metrics["ratio_mean_token"] == pytest.approx(1.0, abs=1e-6)
     for level in ("token", "turn", "sequence"):
         assert metrics[f"ess_{level}"] == pytest.approx(1.0, abs=1e-6)
     assert metrics["kl_reference"] == pytest.approx(0.0, abs=1e-6)
@@ -178,16 +183,12 @@ def test_the_collector_stops_where_it_is_told(make_config: Callable[..., RunConf
 
 def test_small_groups_are_dropped_and_counted(random_groups: MakeGroups, tiny_llama: Any) -> None:
     groups = random_groups(0, groups=3)
-    collector: Any = TreeCollector.__new__(TreeCollector)
-    for name, value in {
-        "model": tiny_llama, "reference": None, "credit": grpo, "prompts_per_update": 8, "max_pack_tokens": 200,
-        "shared_turns": "per_leaf", "min_scored_leaves": 1000, "temperature": 1.0,
-    }.items():  # fmt: skip
-        setattr(collector, name, value)
-    result = collector.prepare(0, Rollout(tuple(groups), RolloutStats(prompts=3)))
-    assert result.groups == ()
+    preparation = Preparation(
+        credit=grpo, model=tiny_llama, groups_per_update=8, max_pack_tokens=200, min_scored_leaves=1000
+    )
+    result = preparation.prepare(Rollout(tuple(groups), RolloutStats(prompts=3)))
+    assert result.rollout.groups == ()
     assert result.minibatches == []
-    assert result.rollout.groups == tuple(groups), "the rollout itself stays whole, for the store"
     assert result.metrics["budget/dropped_groups"] == 3
     assert math.isnan(result.metrics["critic/rewards/mean"])
     assert math.isnan(result.metrics["mismatch/max"])

@@ -188,9 +188,13 @@ def test_advantages_of_other_groups_are_refused(random_groups: Groups) -> None:
 @given(seed=seeds, budget=budgets)
 def test_returns_and_weights_land_on_their_tokens(random_groups: Groups, seed: int, budget: int) -> None:
     groups = random_groups(seed)
-    returns = tuple(tuple(np.arange(len(sampled(leaf))) + 0.5 for leaf in g.scored_leaves()) for g in groups)
-    zeros = tuple(tuple(np.zeros(leaf.depth) for leaf in g.scored_leaves()) for g in groups)
-    weights = tuple(tuple(np.arange(leaf.depth) % 2.0 for leaf in g.scored_leaves()) for g in groups)
+
+    def rows(f: Callable[[Node], list[float]]) -> tuple[tuple[Any, ...], ...]:
+        return tuple(tuple(np.array(f(leaf), dtype=np.float64) for leaf in g.scored_leaves()) for g in groups)
+
+    returns = rows(lambda leaf: [i + 0.5 for i in range(len(sampled(leaf)))])
+    zeros = rows(lambda leaf: [0.0] * leaf.depth)
+    weights = rows(lambda leaf: [i % 2.0 for i in range(leaf.depth)])
     packs = pack_groups(groups, max_pack_tokens=budget, shared_turns="once")
     before = [column(pack, "occurrences", "weight").clone() for pack in packs]
     write_advantages(packs, Advantages("turn", zeros, returns=returns, weights=weights))
