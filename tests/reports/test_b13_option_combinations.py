@@ -72,7 +72,7 @@ def runnable(options: dict[str, Any]) -> bool:
 
 
 def consistent(options: dict[str, Any]) -> bool:
-    return options.get("dynamic", False) == (options.get("rollouts") is not None)
+    return bool(options.get("dynamic")) == (options.get("rollouts") is not None)
 
 
 def test_b13_both_kinds_of_combination_occur() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turntree.errors import ConfigError
+from turntree.trainers.build import growth_plan
+from turntree.trainers.config import AlgorithmConfig
 from turntree.trainers.expansion import (
     Expansion,
     aepo,
@@ -23,6 +25,7 @@ from turntree.trainers.expansion import (
     arpo_branch,
     initial_rollouts,
     truncated_entropy,
+    ucb,
 )
 from turntree.trainers.seeds import derive_rng
 from turntree.trainers.tree import Node, Tree
@@ -57,9 +60,11 @@ def test_golden_branch_decisions(golden: dict[str, Any]) -> None:
         u, delta = case["u"], case["H_now"] - case["H_init"]
         options = {name: case[name] for name in ("entropy_weight", "branch_probability")}
         x, branch = aepo_branch(u, delta, case["consecutive_branches"], **options)
-        assert (x, branch) == (pytest.approx(case["aepo"]["prob"], abs=1e-6), case["aepo"]["branch"])
+        assert x == pytest.approx(case["aepo"]["prob"], abs=1e-6)
+        assert branch == case["aepo"]["branch"]
         y, branch = arpo_branch(u, delta, **options)
-        assert (y, branch) == (pytest.approx(case["arpo"]["prob"], abs=1e-6), case["arpo"]["branch"])
+        assert y == pytest.approx(case["arpo"]["prob"], abs=1e-6)
+        assert branch == case["arpo"]["branch"]
 
 
 def test_golden_initial_rollouts(golden: dict[str, Any]) -> None:
@@ -126,7 +131,7 @@ def lock_step(world: World, *, chains: int, total: int, beam: int, seed: int, de
     Each chain is (path of its last turn, path of its first own turn, copies in a row). Returns all paths sampled.
     """
     sampled: set[tuple[int, ...]] = set()
-    live = [((i,), (i,), 0) for i in range(chains)]
+    live: list[tuple[tuple[int, ...], tuple[int, ...], int]] = [((i,), (i,), 0) for i in range(chains)]
     count, next_root = chains, chains
     while live:
         sampled.update(path for path, _, _ in live)
@@ -363,3 +368,20 @@ def test_turns_without_entropies_are_refused_with_what_the_engine_must_give() ->
     for rule in (arpo, aepo):
         with pytest.raises(ConfigError, match="use an engine that reports them"):
             rule(tree, 2, rng(), vocab_size=VOCABULARY)
+
+
+# In a run ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_fills_in_the_size_of_the_vocabulary() -> None:
+    algorithm = AlgorithmConfig(rounds=1, expansions=2, expansion="turntree.trainers.expansion:arpo")
+    tree = line(1.0)
+    options: dict[str, Any] = {"entropy_weight": 0.2}
+    rule = growth_plan(replace(algorithm, expansion_args=options), vocab_size=77).rule
+    assert rule(tree, 2, rng()) == arpo(tree, 2, rng(), vocab_size=77)
+    with pytest.raises(ConfigError, match="vocab_size"):  # the user's own value is kept, also a bad one
+        growth_plan(replace(algorithm, expansion_args={"vocab_size": 1}), vocab_size=77)
+    with pytest.raises(ConfigError, match="vocab_size"):
+        growth_plan(algorithm)
+    other = replace(algorithm, expansion="turntree.trainers.expansion:ucb")
+    assert growth_plan(other, vocab_size=77).rule is ucb
