@@ -107,9 +107,9 @@ def rollout_metrics(rollout: Rollout) -> dict[str, float]:
 def reward_metrics(leaves: Sequence[Node]) -> dict[str, float]:
     """Scores, rewards and their parts over scored leaves.
 
-    The reward is what credit sees; the score is what the task gave, ``info["score"]`` where shaping changed the reward.
-    A part is an entry of ``info["reward_parts"]``, or the environment's ``em``, ``f1`` and ``format_valid``; its mean
-    is over the leaves that have it.
+    The reward is what credit sees; the score is what the task gave, ``info["task_reward"]`` where shaping changed the
+    reward. A part is an entry of ``info["reward_parts"]``, or the environment's ``em``, ``f1`` and ``format_valid``;
+    its mean is over the leaves that have it.
     """
     parts: defaultdict[str, list[float]] = defaultdict(list)
     for leaf in leaves:

@@ -23,7 +23,16 @@ from turntree.errors import ConfigError, DataError
 from turntree.trainers.atomic import atomic_file, sync_folder, write_json
 from turntree.trainers.tree import Group, Node, Tree
 
-__all__ = ["SCHEMA", "LeafAdvantages", "StepRecord", "StoredTree", "TreeStore", "mean_advantages"]
+__all__ = [
+    "SCHEMA",
+    "LeafAdvantages",
+    "StepRecord",
+    "StoredTree",
+    "TreeStore",
+    "group_trees",
+    "mean_advantages",
+    "read_trees",
+]
 
 SCHEMA = 1
 """Version of the line format. It grows when an old reader would misread a new line."""
@@ -123,7 +132,11 @@ class TreeStore:
             steps = [step]
         else:
             raise DataError(f"no trees of step {step} in {self.folder}; found {_span(self.steps())}")
-        return (tree for s in steps for tree in _read_file(self.file(s)))
+        return (tree for s in steps for tree in read_trees(self.file(s)))
+
+    def groups(self, step: int) -> list[Group]:
+        """The stored trees of one step by prompt, as credit rules take them. Raises as :meth:`read`."""
+        return group_trees(self.read(step))
 
     def drop_after(self, step: int) -> None:
         """Forget every step later than ``step``: a run that resumes from it writes them again."""
@@ -174,6 +187,14 @@ class TreeStore:
         if removed:
             sync_folder(self.folder)
         return removed
+
+
+def group_trees(stored: Iterable[StoredTree]) -> list[Group]:
+    """Trees of one step as one group a prompt, prompts and trees in the order in which they come."""
+    by_prompt: dict[str, list[Tree]] = {}
+    for item in stored:
+        by_prompt.setdefault(item.tree.prompt_uid, []).append(item.tree)
+    return [Group(uid, trees) for uid, trees in by_prompt.items()]
 
 
 def mean_advantages(advantages: LeafAdvantages) -> dict[Node, float]:
@@ -301,7 +322,8 @@ def _foreign(value: Any) -> Any:
 # Decoding -------------------------------------------------------------------------------------------------------------
 
 
-def _read_file(path: Path) -> Iterator[StoredTree]:
+def read_trees(path: Path) -> Iterator[StoredTree]:
+    """The trees of one file of a store, lazily. Raises as :meth:`TreeStore.read`."""
     for number, line in enumerate(_lines(path), start=1):
         try:
             yield _decode_tree(json.loads(line), path)

@@ -130,6 +130,22 @@ def view(run: Path, step: int | None, index: int | None, out: Path | None, listi
     run_view(run, step=step, index=index, out=out, listing=listing)
 
 
+@cli.command()
+@click.argument("tree", type=click.Path(exists=True, path_type=Path))
+@click.option("--credit", default=None, help="Name or import path of the rule (default: the run's own, with its args).")
+@click.option("--arg", "arguments", multiple=True, metavar="KEY=VALUE", help="Argument of the rule; repeatable.")
+@click.option("--step", type=int, default=None, help="Training step (default: the newest stored).")
+@click.option("--prompt", "index", type=int, default=None, help="A stored tree of the prompt, as in view --list.")
+def explain(tree: Path, credit: str | None, arguments: tuple[str, ...], step: int | None, index: int | None) -> None:
+    """Print a credit rule's formula with its numbers: values, weights and advantages of every node.
+
+    TREE is a run folder or one of its files trees/step-*.jsonl.zst; all stored trees of one prompt are the group.
+    """
+    from turntree.commands import run_explain
+
+    run_explain(tree, credit=credit, arguments=arguments, step=step, index=index)
+
+
 def main() -> None:
     """Entry point: errors that users can mend are one message, not a traceback.
 

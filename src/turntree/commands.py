@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -22,6 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from turntree.errors import ConfigError
 from turntree.trainers.compose import compose
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "Stopped",
     "resumable",
     "run_evaluate",
+    "run_explain",
     "run_model",
     "run_quickstart",
     "run_sft",
@@ -166,6 +168,26 @@ def run_view(run: Path, *, step: int | None, index: int | None, out: Path | None
     say(f"tree: {path}")
     if console.is_terminal:
         webbrowser.open(path.resolve().as_uri())
+
+
+def run_explain(
+    tree: Path, *, credit: str | None, arguments: Sequence[str], step: int | None, index: int | None
+) -> None:
+    """``turntree explain``."""
+    from turntree.trainers.report.explain import explain_stored
+
+    say(explain_stored(tree, credit=credit, arguments=dict(map(_argument, arguments)), step=step, index=index))
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    """``key=value``, the value as JSON where it is some, else as text."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ConfigError(f"--arg {text!r} is not of the form key=value (such as --arg eps=1e-6)")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
 
 
 def run_quickstart(overrides: Sequence[str]) -> None:

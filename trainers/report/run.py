@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from turntree.errors import DataError
 from turntree.trainers.atomic import atomic_file
 from turntree.trainers.report.plots import Series, plot_curve
+from turntree.trainers.report.selection import interest, step_trees, tree_at
 from turntree.trainers.report.viewer import render_tree_html
 from turntree.trainers.run_folder import RunFolder, read_metrics
-from turntree.trainers.store import StoredTree, TreeStore
+from turntree.trainers.store import TreeStore
 
 __all__ = ["list_trees", "step_note", "write_curve", "write_report", "write_tree"]
 
@@ -94,28 +94,11 @@ def write_tree(path: Path, *, step: int | None, index: int | None, out: Path | N
     Raises:
         DataError: the run stored no such tree.
     """
-    run = RunFolder.open(path)
-    store = TreeStore(run.trees)
-    steps = store.steps()
-    if not steps:
-        raise DataError(f"{run.trees} holds no trees; train with trainer.store_sample above 0")
-    step = steps[-1] if step is None else step
-    trees = list(store.read(step))
-    if index is None:
-        chosen = max(trees, key=_interest)
-    elif 0 <= index < len(trees):
-        chosen = trees[index]
-    else:
-        raise DataError(
-            f"step {step} holds trees 0 to {len(trees) - 1}, found --prompt {index}; see `turntree view --list`"
-        )
-    html = render_tree_html(chosen.tree, advantages=chosen.advantages, title=f"Rollout tree of step {step}")
-    target = out or run.tree_file
+    trees = step_trees(path, step)
+    chosen = max(trees, key=lambda t: interest(t.tree.scored_leaves())) if index is None else tree_at(trees, index)
+    title = f"Rollout tree of step {chosen.step}"
+    html = render_tree_html(chosen.tree, advantages=chosen.advantages, title=title)
+    target = out or RunFolder(path).tree_file
     with atomic_file(target) as handle:
         handle.write(html.encode())
     return target
-
-
-def _interest(stored: StoredTree) -> tuple[bool, int]:
-    rewards = {leaf.reward for leaf in stored.tree.scored_leaves()}
-    return len(rewards) > 1, len(stored.tree.leaves())
