@@ -9,12 +9,12 @@ from turntree.trainers.tree import Group, Node
 
 
 def num(x: float) -> str:
-    """Four decimals, never ``-0.0000``."""
-    return f"{round(x, 4) + 0.0:.4f}"
+    """Four decimals, never ``-0.0000``; a float's rounding, which is not always numpy's."""
+    return f"{round(float(x), 4) + 0.0:.4f}"
 
 
 def signed(x: float) -> str:
-    return f"{round(x, 4) + 0.0:+.4f}"
+    return f"{round(float(x), 4) + 0.0:+.4f}"
 
 
 def nums(xs: Iterable[float]) -> str:
