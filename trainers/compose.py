@@ -12,7 +12,7 @@ from turntree.trainers.config import RunConfig, did_you_mean, documented_options
 
 __all__ = ["compose", "config_groups", "import_object"]
 
-_GRAMMAR = re.compile(r"[\[\](){},=\\'\"]")
+_GRAMMAR = re.compile(r"[\[\](){},=\\'\"]|[^\x00-\x7f]")
 
 
 def config_dir() -> Path:
@@ -92,8 +92,8 @@ def _checked(override: str) -> str:
     bare = key.lstrip("+~")
     if not eq:
         raise ConfigError(f"override {override!r} is not of the form key=value (such as trainer.steps=20)")
-    if any(bare.startswith(f"{k}.") for k, default in options.items() if isinstance(default, dict)):
-        return override if key != bare else f"++{override}"
+    if any(f"{bare}.".startswith(f"{k}.") for k, default in options.items() if isinstance(default, dict)):
+        return override if key != bare else f"++{key}={_free(override[len(key) + 1 :])}"
     if bare not in groups and bare not in options:
         raise ConfigError(
             f"unknown option {bare!r}.{did_you_mean(bare, [*options, *groups])} "
@@ -101,6 +101,11 @@ def _checked(override: str) -> str:
         )
     value = override[len(key) + 1 :]
     return f"{key}={_quoted(value)}" if isinstance(options.get(bare), str) else override
+
+
+def _free(value: str) -> str:
+    """A value of a free-form option: numbers, lists and mappings stay what they are, texts may be in any script."""
+    return value if value.isascii() or value[:1] in ("[", "{") else _quoted(value)
 
 
 def _quoted(text: str) -> str:

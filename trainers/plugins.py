@@ -105,7 +105,9 @@ def _bound(function: Callable[..., Any], arguments: Mapping[str, Any], *, what: 
     if not arguments:
         return function
     check_arguments(function, arguments, what=what)
-    return functools.update_wrapper(functools.partial(function, **arguments), function)
+    bound: Any = functools.update_wrapper(functools.partial(function, **arguments), function)
+    del bound.__wrapped__  # the signature is that of what is left, not of the whole function
+    return bound
 
 
 def _applied(found: Any, arguments: Mapping[str, Any], *, what: str, args: str) -> Any:

@@ -65,12 +65,14 @@ def require_function(found: Any, *, option: str) -> Any:
 
 
 @contextmanager
-def _trying(option: str) -> Iterator[None]:
+def _trying(option: str, must: str = "") -> Iterator[None]:
+    """Errors inside become a ``ConfigError`` that names ``option`` and says what it ``must`` do."""
     try:
         yield
     except (TurnTreeError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         name = "" if isinstance(error, TurnTreeError) else f"{type(error).__name__}: "
-        raise ConfigError(f"{option} failed when it was tried: {name}{error}") from error
+        cure = f"; it must {must}" if must else ""
+        raise ConfigError(f"{option} failed when it was tried: {name}{error}{cure}") from error
 
 
 def probe_reward(rule: Callable[[Outcome], float], *, option: str) -> None:
@@ -87,7 +89,7 @@ def probe_reward(rule: Callable[[Outcome], float], *, option: str) -> None:
                 turns=2,
                 stop_reason="turns" if answer is None else "answer",
             )
-            with _trying(option):
+            with _trying(option, must="give a finite number for every Outcome, also of wrong and missing answers"):
                 evaluate_reward(rule, outcome)
 
 
@@ -99,7 +101,7 @@ def probe_backend(backend: Any, *, option: str) -> SearchBackend:
             f"{option}: expected an object with search(queries, k=...) and fingerprint, found {backend!r:.100} without "
             f"{', '.join(missing)}"
         )
-    with _trying(option):
+    with _trying(option, must="have a method search(queries, *, k)"):
         inspect.signature(backend.search).bind([], k=1)
     found: SearchBackend = backend
     return found
@@ -110,7 +112,7 @@ def probe_grammar(grammar: Any, *, option: str) -> Grammar:
     missing = [name for name in ("fingerprint", "stop", *_GRAMMAR_METHODS) if not hasattr(grammar, name)]
     if missing:
         raise ConfigError(f"{option}: expected a turn grammar, found {grammar!r:.100} without {', '.join(missing)}")
-    with _trying(option):
+    with _trying(option, must="read and write any turn without raising"):
         parsed = grammar.parse("hello")
         made: dict[str, tuple[Any, type | tuple[type, ...]]] = {
             "fingerprint": (grammar.fingerprint, str),
