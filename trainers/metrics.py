@@ -107,9 +107,9 @@ def rollout_metrics(rollout: Rollout) -> dict[str, float]:
 def reward_metrics(leaves: Sequence[Node]) -> dict[str, float]:
     """Scores, rewards and their parts over scored leaves.
 
-    The reward is what credit sees; the score is what the task gave, ``info["task_reward"]`` where shaping changed the
-    reward. A part is an entry of ``info["reward_parts"]``, or the environment's ``em``, ``f1`` and ``format_valid``;
-    its mean is over the leaves that have it.
+    The score is what the task gave, the reward that and what shaping added (:mod:`turntree.trainers.shaping`), at the
+    leaf or token by token. A part is an entry of ``info["reward_parts"]`` or ``info["shaping"]``, or the environment's
+    ``em``, ``f1`` and ``format_valid``; its mean is over the leaves that have it.
     """
     parts: defaultdict[str, list[float]] = defaultdict(list)
     for leaf in leaves:
@@ -117,7 +117,7 @@ def reward_metrics(leaves: Sequence[Node]) -> dict[str, float]:
             parts[name].append(float(value))
     return {
         **_summary("critic/score", map(_score, leaves)),
-        **_summary("critic/rewards", (float(leaf.reward or 0.0) for leaf in leaves)),
+        **_summary("critic/rewards", (_score(leaf) + sum(leaf.info.get("shaping", {}).values()) for leaf in leaves)),
         **{f"tree/reward/{name}": _mean(values) for name, values in sorted(parts.items())},
     }
 
@@ -131,6 +131,7 @@ def _parts(leaf: Node) -> dict[str, float]:
     return {
         **{name: leaf.info[key] for key, name in names.items() if leaf.info.get(key) is not None},
         **leaf.info.get("reward_parts", {}),
+        **leaf.info.get("shaping", {}),
     }
 
 

@@ -116,10 +116,11 @@ class Preparation:
             rewards = _merged(
                 kl_token_rewards(p, g, coef=coef, kind=kind) for g, p in zip(parts, minibatches, strict=True)
             )
-        if "token_rewards" in wanted:
+        by_token = "token_rewards" in wanted
+        if rewards:
+            charge(groups, rewards, by_token=by_token)
+        if by_token:
             signals["token_rewards"] = rewards
-        elif rewards:
-            charge(groups, rewards)
         return signals
 
     def _write(self, advantages: Advantages, minibatches: Sequence[Sequence[Pack]]) -> None:

@@ -48,16 +48,17 @@ class Overlong:
                 add_part(leaf, "overlong", self.penalty(sum(len(n.turn_ids) for n in leaf.trajectory())))
 
 
-def add_part(leaf: Node, name: str, value: float) -> None:
-    """Add ``value`` to a scored leaf's reward.
+def add_part(leaf: Node, name: str, value: float, *, by_token: bool = False) -> None:
+    """Add ``value`` to a scored leaf's reward; with ``by_token`` only note it, since its tokens carry it.
 
-    ``info["task_reward"]`` keeps what the task gave, ``info["reward_parts"]`` what was added to it by name.
+    ``info["task_reward"]`` keeps what the task gave, ``info["shaping"]`` what was added to it by name.
     """
     if leaf.reward is None:
         raise ValueError(f"leaf {leaf.path} has no reward to add to")
-    parts = FrozenDict({**leaf.info.get("reward_parts", {}), name: value})
-    leaf.info = FrozenDict({"task_reward": leaf.reward, **leaf.info, "reward_parts": parts})
-    leaf.reward += value
+    shaping = FrozenDict({**leaf.info.get("shaping", {}), name: value})
+    leaf.info = FrozenDict({"task_reward": leaf.reward, **leaf.info, "shaping": shaping})
+    if not by_token:
+        leaf.reward += value
 
 
 def kl_token_rewards(
@@ -78,11 +79,14 @@ def kl_token_rewards(
     return {node: penalty(node) for node in old}
 
 
-def charge(groups: Sequence[Group], token_rewards: Mapping[Node, npt.NDArray[np.float64]]) -> None:
-    """Add the rewards of a trajectory's tokens to its leaf's, as the part ``kl``: for rules that see leaves only."""
+def charge(
+    groups: Sequence[Group], token_rewards: Mapping[Node, npt.NDArray[np.float64]], *, by_token: bool = False
+) -> None:
+    """Add the KL of a trajectory's tokens to its leaf's reward, for rules that see leaves only; see :func:`add_part`."""
     for group in groups:
         for leaf in group.scored_leaves():
-            add_part(leaf, "kl", float(sum(token_rewards[node].sum() for node in leaf.trajectory())))
+            total = float(sum(token_rewards[node].sum() for node in leaf.trajectory()))
+            add_part(leaf, "kl", total, by_token=by_token)
 
 
 def has_signal(group: Group) -> bool:

@@ -57,7 +57,7 @@ def hand() -> Group:
     shaped = {
         "stop_reason": "length",
         "task_reward": 0.5,
-        "reward_parts": FrozenDict({"overlong": -0.5}),
+        "shaping": FrozenDict({"overlong": -0.5}),
         "other_dialect": 1,
     }
     node(a, 3, reward=0.0, entropy=0.4, status="truncated", info=shaped)
@@ -115,8 +115,8 @@ def test_lengths_and_counts_of_a_hand_tree(hand: Group) -> None:
 
 
 def test_groups_are_mixed_by_what_the_task_gave(hand: Group) -> None:
-    for leaf, reward in zip(hand.scored_leaves(), (0.1, 0.2, 0.3), strict=True):
-        leaf.reward, leaf.info = reward, FrozenDict({"task_reward": 1.0})
+    for leaf, added in zip(hand.scored_leaves(), (-0.9, -0.8, -0.7), strict=True):
+        leaf.info = FrozenDict({"task_reward": 1.0, "shaping": FrozenDict({"overlong": added})})
     metrics = rollout_metrics(Rollout((hand,), RolloutStats()))
     assert metrics["tree/mixed_groups"] == 0
     assert metrics["critic/rewards/mean"] == pytest.approx(0.2)

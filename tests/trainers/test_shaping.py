@@ -69,7 +69,7 @@ def test_only_sampled_tokens_count_as_length() -> None:
     Overlong(tokens=16, buffer=8, factor=0.5).apply([group_of(leaf)])
     assert leaf.reward == 1.0 - 0.5 * (12 - 8) / 8
     assert leaf.info["task_reward"] == 1.0
-    assert dict(leaf.info["reward_parts"]) == {"overlong": -0.25}
+    assert dict(leaf.info["shaping"]) == {"overlong": -0.25}
 
 
 def test_parts_add_up_and_the_score_stays() -> None:
@@ -77,7 +77,14 @@ def test_parts_add_up_and_the_score_stays() -> None:
     add_part(leaf, "overlong", -0.25)
     add_part(leaf, "kl", -0.125)
     assert (leaf.reward, leaf.info["task_reward"]) == (0.125, 0.5)
-    assert dict(leaf.info["reward_parts"]) == {"overlong": -0.25, "kl": -0.125}
+    assert dict(leaf.info["shaping"]) == {"overlong": -0.25, "kl": -0.125}
+
+
+def test_a_part_that_tokens_carry_is_noted_only() -> None:
+    leaf = leaf_of(0.5, 1)
+    add_part(leaf, "kl", -0.125, by_token=True)
+    assert (leaf.reward, leaf.info["task_reward"]) == (0.5, 0.5)
+    assert dict(leaf.info["shaping"]) == {"kl": -0.125}
 
 
 @pytest.mark.parametrize(("tokens", "buffer"), [(10, 11), (10, 0), (0, 0)])
