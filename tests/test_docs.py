@@ -140,6 +140,19 @@ def test_example_score_a_model(tmp_path: Path) -> None:
     assert re.search(r"em 0\.\d{3} \[.*\]\nf1 .*\n4 questions, 0 failed", out)
 
 
+def test_example_custom_loop_updates_the_model(tmp_path: Path) -> None:
+    out = run_example(ROOT / "examples" / "custom_loop.py", cwd=tmp_path)
+    norms = re.findall(r"^step (\d): 16 trajectories, gradient norm (\d+\.\d+)$", out, re.MULTILINE)
+    assert [step for step, _ in norms] == ["1", "2"]
+    assert all(float(norm) > 0 for _, norm in norms)
+
+
+def test_example_custom_loop_is_as_short_as_the_docs_say() -> None:
+    source = (ROOT / "examples" / "custom_loop.py").read_text(encoding="utf-8")
+    loop = source[source.index("    core = SearchQACore") : source.index("def main")]
+    assert len([line for line in loop.splitlines() if line.strip()]) <= 30
+
+
 def test_every_example_is_tested_and_listed() -> None:
     tested = (Path(__file__)).read_text(encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -201,7 +214,7 @@ def test_options_that_are_mentioned_exist(page: Path) -> None:
 def test_presets_are_described() -> None:
     text = prose(ROOT / "docs" / "algorithms.md")
     for preset in config_groups()["algorithm"]:
-        (row,) = [line.split("|") for line in text.splitlines() if f"| `algorithm={preset}` |" in line]
+        (row,) = [line.split("|") for line in text.splitlines() if line.startswith(f"| `algorithm={preset}` |")]
         algorithm = compose([f"algorithm={preset}"]).algorithm
         assert row[3].strip(" `") == algorithm.expansion.partition(":")[2]
         assert row[4].strip(" `") == algorithm.credit.partition(":")[2]

@@ -82,7 +82,7 @@ def kl_token_rewards(
 def charge(
     groups: Sequence[Group], token_rewards: Mapping[Node, npt.NDArray[np.float64]], *, by_token: bool = False
 ) -> None:
-    """Add the KL of a trajectory's tokens to its leaf's reward, for rules that see leaves only; see :func:`add_part`."""
+    """Add the KL of a trajectory's tokens to its leaf's reward, for rules that see leaves only (:func:`add_part`)."""
     for group in groups:
         for leaf in group.scored_leaves():
             total = float(sum(token_rewards[node].sum() for node in leaf.trajectory()))
