@@ -6,7 +6,20 @@ from typing import Any
 
 import pytest
 
-from turntree.trainers.credit import CreditRule, at2po, explain, grpo, tree_grpo
+from turntree.trainers.credit import (
+    CreditRule,
+    arpo,
+    at2po,
+    at2po_centred,
+    explain,
+    grpo,
+    rloo,
+    shrunk_loo,
+    sibling_baseline,
+    tree_diff,
+    tree_diff_reference,
+    tree_grpo,
+)
 from turntree.trainers.tree import Group, Node, Tree
 
 C = 0.5 / (0.5773502691896258 + 1e-6)  # one leaf of [1, 0, 0, 1], unbiased: 0.866
@@ -38,6 +51,13 @@ CASES: list[tuple[CreditRule, dict[str, Any], list[tuple[float, float]]]] = [
         {"advantage": "diff_global"},
         [(A - ROOT, P - ROOT), (A - ROOT, -P - ROOT), (-ROOT, -P - ROOT), (-ROOT, P - ROOT)],
     ),
+    (at2po_centred, {}, [(A / 2, P), (A / 2, -P), (-A / 2, -P), (-A / 2, P)]),
+    (rloo, {}, [(2 / 3, 2 / 3), (-2 / 3, -2 / 3), (-2 / 3, -2 / 3), (2 / 3, 2 / 3)]),
+    (arpo, {}, [(0.0, C), (0.0, -C), (0.0, -C), (0.0, C)]),
+    (tree_diff, {}, [(0.0, 1.0), (0.0, -1.0), (0.0, -1.0), (0.0, 1.0)]),  # global + local, no value on top
+    (tree_diff_reference, {}, [(0.5 / 2**0.5, 1.4), (0.5 / 2**0.5, 0.0), (0.5 / 2**0.5, 0.0), (0.5 / 2**0.5, 1.4)]),
+    (sibling_baseline, {}, [(0.0, 1.0), (0.0, -1.0), (0.0, -1.0), (0.0, 1.0)]),
+    (shrunk_loo, {}, [(0.0, 0.625), (0.0, -0.625), (0.0, -0.625), (0.0, 0.625)]),
 ]
 
 

@@ -32,15 +32,11 @@ Prior = Literal["batch", "group"]
 
 @dataclass(frozen=True, slots=True)
 class _Means:
-    """Rewards of a group, each less ``offset``, summed and counted below every node that leads to a scored leaf.
-
-    An offset that equals the lowest reward changes no difference of means, and makes those of equal rewards exact.
-    """
+    """Rewards of a group, summed and counted below every node that leads to a scored leaf."""
 
     group: Group
     sums: dict[Node, float]
     counts: dict[Node, int]
-    offset: float
 
     def mean(self, node: Node) -> float:
         return self.sums[node] / self.counts[node]
@@ -52,11 +48,24 @@ class _Means:
         return [turns for turns in (first, *inner) if turns]
 
 
-def _means(group: Group, offset: float | None = None) -> _Means:
+def _means(group: Group, offset: float) -> _Means:
+    """Means of rewards less ``offset``.
+
+    With the lowest reward for an offset no difference of means changes, and those of equal rewards are exactly 0.
+    """
     leaves = group.scored_leaves()
-    rewards = rewards_of(leaves)
-    low = offset if offset is not None else float(rewards.min(initial=np.inf)) if rewards.size else 0.0
-    return _Means(group, sum_leaves(leaves, rewards - low), count_leaves(leaves), low)
+    return _Means(group, sum_leaves(leaves, rewards_of(leaves) - offset), count_leaves(leaves))
+
+
+def _pool(groups: Sequence[Group]) -> tuple[float, float]:
+    """The lowest reward of all scored leaves, and how far their mean is above it."""
+    rewards = np.concatenate([np.zeros(0), *(rewards_of(g.scored_leaves()) for g in groups)])
+    low = float(rewards.min()) if rewards.size else 0.0
+    return low, float((rewards - low).mean()) if rewards.size else 0.0
+
+
+def _exact_means(group: Group) -> _Means:
+    return _means(group, _pool([group])[0])
 
 
 # Sibling baseline
@@ -69,7 +78,7 @@ def _other_mean(turns: Sequence[Node], i: int, means: _Means) -> float:
 
 
 def _sibling_baseline(group: Group) -> dict[Node, float]:
-    means = _means(group)
+    means = _exact_means(group)
     return {
         turn: means.mean(turn) - _other_mean(turns, i, means)
         for turns in means.siblings()
@@ -97,13 +106,6 @@ def sibling_baseline(groups: Sequence[Group]) -> Advantages:
 
 
 # Shrunk leave-one-out
-
-
-def _pool(groups: Sequence[Group]) -> tuple[float, float]:
-    """The lowest reward of all scored leaves, and how far their mean is above it."""
-    rewards = np.concatenate([np.zeros(0), *(rewards_of(g.scored_leaves()) for g in groups)])
-    low = float(rewards.min()) if rewards.size else 0.0
-    return low, float((rewards - low).mean()) if rewards.size else 0.0
 
 
 def _baselines(means: _Means, *, kappa: float, prior: float) -> dict[Node, float]:
@@ -175,7 +177,7 @@ def _parent_mean(turns: Sequence[Node], means: _Means) -> float:
 
 
 def _tree_diff(group: Group) -> dict[Node, float]:
-    means = _means(group)
+    means = _exact_means(group)
     sets = means.siblings()
     top = _parent_mean(sets[0], means) if sets else 0.0
     out: dict[Node, float] = {}
