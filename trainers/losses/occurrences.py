@@ -21,7 +21,7 @@ __all__ = [
     "aggregate",
     "segment_sum",
     "share",
-    "turn_shares",
+    "segment_shares",
 ]
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "turn-mean"]
@@ -119,7 +119,7 @@ class Denominators:
         sums = segment_sum(weight.double(), leaf, n_leaves)
         counts = segment_sum((weight > 0).double(), leaf, n_leaves)
         longest = float(counts.max()) if n_leaves else 0.0
-        turns = float(turn_shares(weight.double(), turn).sum()) if turn is not None else 0.0
+        turns = float(segment_shares(weight.double(), turn).sum()) if turn is not None else 0.0
         return cls(float(sums.sum()), float((sums > 0).sum()), longest, turns)
 
     def write(self, pack: Pack) -> None:
@@ -156,7 +156,7 @@ def aggregate(values: Tensor, occurrences: Occurrences, denominators: Denominato
         per_leaf = omega / torch.where(sums > 0, sums, torch.ones_like(sums))[occurrences.leaf]
         return share(per_leaf * values, denominators.rows)
     if how == "turn-mean":
-        return share(turn_shares(omega, occurrences.turn) * values, denominators.turns)
+        return share(segment_shares(omega, occurrences.turn) * values, denominators.turns)
     raise ConfigError(f"aggregation must be one of {', '.join(AGGREGATIONS)}, found {how!r}")
 
 
@@ -166,10 +166,11 @@ def share(weighted: Tensor, denominator: float) -> Tensor:
     return total / denominator if denominator > 0 else total * 0.0
 
 
-def turn_shares(weight: Tensor, turn: Tensor) -> Tensor:
-    """``weight`` [O] over the number of tokens of positive weight in the same turn: they add up to its mean weight."""
-    counts = segment_sum((weight > 0).to(weight.dtype), turn, int(turn.max()) + 1 if len(turn) else 0)
-    return weight / counts.clamp(min=1.0)[turn]
+def segment_shares(weight: Tensor, segment: Tensor) -> Tensor:
+    """``weight`` [O] over the number of tokens of positive weight in its segment, so that a segment's shares add up to
+    its mean weight."""
+    counts = segment_sum((weight > 0).to(weight.dtype), segment, int(segment.max()) + 1 if len(segment) else 0)
+    return weight / counts.clamp(min=1.0)[segment]
 
 
 def segment_sum(values: Tensor, segment: Tensor, count: int) -> Tensor:

@@ -17,7 +17,7 @@ from turntree.trainers.losses.occurrences import (
     Denominators,
     Occurrences,
     aggregate,
-    segment_sum,
+    segment_shares,
 )
 from turntree.trainers.losses.ratios import (
     Band,
@@ -29,7 +29,6 @@ from turntree.trainers.losses.ratios import (
     clip_range,
     importance_ratio,
     make_bands,
-    segments,
 )
 
 __all__ = ["PolicyLoss", "check_surrogate", "nll", "policy_loss", "ratio_metrics"]
@@ -185,10 +184,10 @@ def ratio_metrics(
         low, high = clip_range(occ, by_turns, clip_low=clip_low, clip_high=clip_high)
         clipped = clip_binds(r, occ.advantage, clip_low=low, clip_high=high, clip=clip)
         weight = occ.weight
-        if level != "token":
-            segment, count = segments(occ, level)
-            first = segment_sum(torch.ones_like(weight), segment, count)[segment].reciprocal()
-            weight = first * (weight if level == "turn" else 1.0)
+        if level == "turn":
+            weight = segment_shares(weight, occ.turn)
+        elif level == "sequence":
+            weight = segment_shares(torch.ones_like(weight), occ.leaf)
         ends = r.new_tensor([torch.inf, -torch.inf]) if not len(r) else torch.stack([r.min(), r.max()])
         return {
             f"ratio_moments_{level}": torch.stack([weight.sum(), (weight * r).sum(), (weight * r * r).sum()]),

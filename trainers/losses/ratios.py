@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from turntree.errors import ConfigError
-from turntree.trainers.losses.occurrences import Occurrences, segment_sum, turn_shares
+from turntree.trainers.losses.occurrences import Occurrences, segment_shares, segment_sum
 
 __all__ = [
     "LEVELS",
@@ -24,7 +24,6 @@ __all__ = [
     "clip_range",
     "importance_ratio",
     "make_bands",
-    "segments",
 ]
 
 RatioLevel = Literal["token", "turn", "sequence"]
@@ -143,7 +142,7 @@ def _band_of(occurrences: Occurrences, by_turns: Sequence[Band]) -> Tensor:
 
     Turns without an occurrence of positive weight do not count.
     """
-    shares = turn_shares((occurrences.weight > 0).double(), occurrences.turn)
+    shares = segment_shares((occurrences.weight > 0).double(), occurrences.turn)
     turns = segment_sum(shares, occurrences.leaf, occurrences.n_leaves).round()
     limits = turns.new_tensor([band.max_turns for band in by_turns])
     return torch.bucketize(turns, limits)[occurrences.leaf]
@@ -154,7 +153,7 @@ def _log_ratio(occurrences: Occurrences, level: str, how: str, gradient: str) ->
     log_ratio = occurrences.logp - occurrences.old_logp
     if level == "token":
         return log_ratio.clamp(-_TOKEN_CLAMP, _TOKEN_CLAMP)
-    segment, count = segments(occurrences, level)
+    segment, count = _segments(occurrences, level)
     if gradient == "true":
         pooled = _pooled(log_ratio.clamp(-_TOKEN_CLAMP, _TOKEN_CLAMP), segment, count, how)
         return pooled.clamp(max=_TOKEN_CLAMP)[segment]
@@ -162,7 +161,7 @@ def _log_ratio(occurrences: Occurrences, level: str, how: str, gradient: str) ->
     return (pooled + occurrences.logp - occurrences.logp.detach()).clamp(max=_SEGMENT_CLAMP)
 
 
-def segments(occurrences: Occurrences, level: str) -> tuple[Tensor, int]:
+def _segments(occurrences: Occurrences, level: str) -> tuple[Tensor, int]:
     """The segment of each occurrence [O] at level ``turn`` or ``sequence``, and how many there are."""
     check_level(level)
     if level == "turn":
