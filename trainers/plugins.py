@@ -69,7 +69,8 @@ def load_reward(config: RewardConfig) -> Reward:
 
 def load_backend(path: str, arguments: Mapping[str, Any]) -> SearchBackend:
     """What a factory of search backends makes of the corpus and ``search.args``."""
-    return probe_backend(_made(path, arguments, option="search.backend", args="search.args"), option=path)
+    option = f"search.backend={path}"
+    return probe_backend(_made(path, arguments, option="search.backend", args="search.args"), option=option)
 
 
 def load_env(config: EnvConfig) -> tuple[Grammar, PromptTemplate | None, dict[str, TextTool]]:

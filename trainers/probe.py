@@ -69,7 +69,7 @@ def _trying(option: str, must: str = "") -> Iterator[None]:
     """Errors inside become a ``ConfigError`` that names ``option`` and says what it ``must`` do."""
     try:
         yield
-    except (TurnTreeError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+    except Exception as error:  # rules of a user's own may fail in any way
         name = "" if isinstance(error, TurnTreeError) else f"{type(error).__name__}: "
         cure = f"; it must {must}" if must else ""
         raise ConfigError(f"{option} failed when it was tried: {name}{error}{cure}") from error

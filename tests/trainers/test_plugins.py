@@ -89,6 +89,21 @@ class Table:
         return self.right * outcome.em
 
 
+def shy(outcome):
+    if outcome.answer is None:
+        raise RuntimeError("not today")
+    return 1.0
+
+
+class Shelf:
+    def __init__(self, corpus):
+        raise RuntimeError("no shelf")
+
+
+def make_shelf(corpus):
+    return str(corpus)
+
+
 def level(finished, *, value=0.25):
     return [value for _ in finished]
 
@@ -252,7 +267,9 @@ def test_finishers_take_arguments(make_config: Callable[..., RunConfig]) -> None
         (f"{TAGS} {COUNT.replace('=', '.path=')} env.tools.count.args.speed=1", ["env.tools.count", "'speed'", "unit"]),
         (f"{TAGS} {COUNT.replace('=', '.path=')} env.tools.count.args.effects=odd", ["env.tools.count", "'odd'"]),
         (COUNT, ["env.grammar=users_rules:Babble with env.tools", "cannot read the tool count"]),
-        ("search.backend=plugged:make_judge search.args.corpus=x", ["search", "make_judge"]),
+        ("reward.name=plugged:shy", ["reward.name=plugged:shy", "RuntimeError: not today", "finite number"]),
+        ("search.backend=plugged:make_shelf", ["search.backend=plugged:make_shelf", "without search, fingerprint"]),
+        ("search.backend=plugged:Shelf", ["search.backend=plugged:Shelf", "the class Shelf", "no shelf"]),
         ("search.backend=plugged:Judge", ["search.args", "'corpus'"]),
     ],
 )
