@@ -153,6 +153,8 @@ def chain(root: Node, ordinal: int, mask: list[int], reward: float) -> list[tupl
         node = Node(ordinal=0 if i else ordinal, turn_ids=(7,) * int(stop - start), observation_ids=(8,) * seen)
         parent = parent.add_child(node)
         nodes.append((node, slice(int(start), int(stop))))
+    if parent is root:  # a row without any model token
+        parent = root.add_child(Node(ordinal=ordinal))
     parent.status, parent.reward = "answered", reward
     return nodes
 

@@ -54,6 +54,11 @@ def test_golden_truncated_entropy(golden: dict[str, Any]) -> None:
         assert found * math.log(golden["vocab_size"]) == pytest.approx(case["first20_pooled_sum_entropy"], abs=1e-6)
 
 
+def test_a_candidate_without_probability_adds_nothing_to_the_entropy() -> None:
+    half = math.log(0.5)
+    assert truncated_entropy([[half, half, -math.inf]], vocab_size=2) == pytest.approx(1.0)
+
+
 def test_golden_branch_decisions(golden: dict[str, Any]) -> None:
     assert golden["decisions"]
     for case in golden["decisions"]:

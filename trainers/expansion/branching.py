@@ -33,9 +33,10 @@ def truncated_entropy(top_logprobs: Sequence[Sequence[float]], *, vocab_size: in
     """``-sum of p log p`` over the given candidates of the first 20 tokens, divided by ``ln(vocab_size)``.
 
     ``top_logprobs`` holds, for each token, the log-probs of its likeliest candidates (10 in the published code of ARPO
-    and AEPO). Neither divided by the number of tokens nor completed by the candidates left out.
+    and AEPO); one of minus infinity adds nothing. Neither divided by the number of tokens nor completed by the
+    candidates left out.
     """
-    pooled = (p for token in top_logprobs[:ENTROPY_TOKENS] for p in token)
+    pooled = (logprob for token in top_logprobs[:ENTROPY_TOKENS] for logprob in token if logprob > -math.inf)
     return -math.fsum(math.exp(logprob) * logprob for logprob in pooled) / math.log(vocab_size)
 
 
