@@ -79,7 +79,7 @@ class World:
 
     ``contexts`` C, ``relations`` B (at least 3) and ``senses`` B2 a context; H is uniform over ``hops``. Logits of the
     cold start are N(0, 1), plus ``advantage`` on the right choice, or plus 4 with probability ``known``. ``tokens`` is
-    what a learning curve of this world may use.
+    what a learning curve may use: sampled tokens, with ``observations`` those of observations too.
     """
 
     contexts: int
@@ -89,6 +89,7 @@ class World:
     advantage: float
     known: float
     tokens: int
+    observations: bool = False
 
     @property
     def width(self) -> int:

@@ -134,7 +134,7 @@ class Learner:
         return -gradient
 
     def train(self, budget: int, *, lr: float) -> Curve:
-        """Rollout after rollout until ``budget`` tokens are used."""
+        """Rollout after rollout until ``budget`` tokens are used, as the world counts them."""
         adam = torch.optim.Adam([self.logits], lr=lr, betas=(0.9, 0.99))
         curve = Curve([0], [self.exact_match()])
         while curve.tokens[-1] < budget:
@@ -145,7 +145,7 @@ class Learner:
                 adam.zero_grad()
                 self._loss(batch, old).backward()
                 adam.step()
-            curve.tokens.append(curve.tokens[-1] + rollout.generated_tokens)
+            curve.tokens.append(curve.tokens[-1] + rollout.cost(self.world))
             curve.em.append(self.exact_match())
         return curve
 

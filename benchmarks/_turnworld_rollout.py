@@ -77,6 +77,10 @@ class Rollout:
     generated_tokens: int = 0
     observation_tokens: int = 0
 
+    def cost(self, world: World) -> int:
+        """What a budget of ``world`` counts."""
+        return self.generated_tokens + world.observations * self.observation_tokens
+
 
 @dataclass(slots=True)
 class _Walker:

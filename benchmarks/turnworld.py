@@ -5,10 +5,11 @@ Two measurements, both of the library's own rules on real trees (see ``_turnworl
 ``gradient``: sampled tokens until the gradient that an arm estimates at the cold start, without learning, reaches a
 cosine of 0.5 with the exact gradient of expected exact match. Seconds an arm.
 
-``train``: learning curves at an equal budget of sampled tokens. Shape and learning rate of every arm are tuned on seeds
-of their own (the largest area under the curve; the rate is doubled or halved for as long as that helps), and the
-figures come from fresh seeds: tokens to an exact match of 0.5, relative to the best arm that grows chains and uses a
-rollout once, and the mean exact match over the budget. Intervals are 95 % bootstraps over seeds, paired in ratios.
+``train``: learning curves at an equal budget of sampled tokens (``--observations``: of sampled and observed ones).
+Shape and learning rate of every arm are tuned on seeds of their own (the largest area under the curve; the rate is
+doubled or halved for as long as that helps), and the figures come from fresh seeds: tokens to an exact match of 0.5,
+relative to the best arm that grows chains and uses a rollout once, and the mean exact match over the budget. Intervals
+are 95 % bootstraps over seeds, paired in ratios.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ FRESH_SEEDS, TUNING_SEEDS = 0, 10_000
 RESAMPLES = 2_000
 ARM = "one more arm: 'name=mine expansion=my_pkg:rule credit=rloo chains=2 rounds=2 expansions=2 epochs=1'"
 ORDERS = 100
+WITH_OBSERVATIONS = 7
+"""Sampled and observed tokens of a mean search turn (50 and 300), by sampled ones: how budgets grow that count both."""
 
 
 # Arms
@@ -144,13 +147,13 @@ def tokens_to_cosine(gradients: FloatArray, tokens: float, truth: FloatArray, rn
 
 
 def frozen(world: World, subject: Arm, *, seed: int, tokens: int) -> float:
-    """:func:`tokens_to_cosine` from rollouts of about ``tokens`` sampled tokens, at the cold start of ``seed``."""
+    """:func:`tokens_to_cosine` from rollouts of about ``tokens`` tokens, at the cold start of ``seed``."""
     learner = Learner(world, subject, seed=seed)
     truth = true_gradient(world, learner.logits).numpy().ravel()
     used, found = 0, list[FloatArray]()
     while used < tokens:
         rollout = learner.rollout()
-        used += rollout.generated_tokens
+        used += rollout.cost(world)
         found.append(learner.gradient(rollout).numpy().ravel())
     return tokens_to_cosine(np.stack(found), used / len(found), truth, derive_rng("turnworld", seed, "orders"))
 
@@ -160,7 +163,7 @@ def gradient_figures(name: str, world: World, subjects: Sequence[Arm], args: arg
     shapes = 1 if args.quick else None
     for subject in (v for s in subjects if s.epochs == 1 for v in s.variants()[:shapes]):
         start = time.perf_counter()
-        tokens = args.gradient_tokens
+        tokens = args.gradient_tokens * (WITH_OBSERVATIONS if world.observations else 1)
         found = np.array([frozen(world, subject, seed=s, tokens=tokens) for s in range(args.gradient_seeds)])
         label = f"{name} {subject.name} {subject.shape}: tokens to cosine {COSINE:g}"
         report(f"{label}: {np.round(found / 1e6, 3).tolist()} M, {time.perf_counter() - start:.1f} s")
@@ -184,7 +187,6 @@ class Result:
 
 def train_figures(name: str, world: World, subjects: Sequence[Arm], args: argparse.Namespace) -> Iterator[Figure]:
     """Tunes every arm, then compares them on fresh seeds."""
-    world = replace(world, tokens=args.tokens or world.tokens)
     results = []
     for subject in subjects:
         start = time.perf_counter()
@@ -289,8 +291,17 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens", type=int, default=None, help="sampled tokens of a learning curve, if not the world's"
     )
+    parser.add_argument(
+        "--observations", action="store_true", help="budgets count observations, and are 7 times as big"
+    )
     parser.add_argument("--gradient-seeds", type=int, default=3, help="cold starts of the gradient")
     parser.add_argument("--gradient-tokens", type=int, default=1_200_000, help="sampled tokens at a cold start")
+
+
+def budgeted(world: World, args: argparse.Namespace) -> World:
+    """The world with the budget that the arguments ask for."""
+    times = WITH_OBSERVATIONS if args.observations else 1
+    return replace(world, tokens=(args.tokens or world.tokens) * times, observations=args.observations)
 
 
 def measure(args: argparse.Namespace) -> list[Figure]:
@@ -305,10 +316,11 @@ def measure(args: argparse.Namespace) -> list[Figure]:
     subjects = [a for a in arms() if not args.arms or a.name in args.arms] + [parse_arm(text) for text in args.arm]
     figures: list[Figure] = []
     for name in args.worlds:
+        world = budgeted(WORLDS[name], args)
         if "gradient" in args.measure:
-            figures += gradient_figures(name, WORLDS[name], subjects, args)
+            figures += gradient_figures(name, world, subjects, args)
         if "train" in args.measure:
-            figures += train_figures(name, WORLDS[name], subjects, args)
+            figures += train_figures(name, world, subjects, args)
     return figures
 
 

@@ -7,6 +7,7 @@ import itertools
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,6 +129,8 @@ def test_tokens_and_trajectories_are_counted_exactly(name: str) -> None:
     turns = [node for tree in trees for node in tree.nodes()[1:]]
     searches = [node for node in turns if node.action == "search"]
     assert rollout.generated_tokens == sum(tree.generated_tokens for tree in trees)
+    assert rollout.cost(SMALL) == rollout.generated_tokens
+    assert rollout.cost(replace(SMALL, observations=True)) == rollout.generated_tokens + rollout.observation_tokens
     assert rollout.observation_tokens == 300 * len(searches) == sum(len(n.observation_ids) for n in turns)
     assert all(20 <= len(n.turn_ids) <= 80 for n in searches)
     assert all(10 <= len(n.turn_ids) <= 40 and n.is_leaf for n in turns if n.action == "answer")
