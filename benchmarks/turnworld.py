@@ -195,7 +195,8 @@ def train_figures(name: str, world: World, subjects: Sequence[Arm], args: argpar
         found = [c.reaches(EXACT_MATCH) for c in curves]
         areas = [c.area(world.tokens) for c in curves]
         results.append(Result(chosen, rate, np.array(found), np.array(areas)))
-        report(f"{name} {subject.name} {chosen.shape}, rate {rate:g}: {time.perf_counter() - start:.0f} s")
+        mean, took = float(np.mean(areas)), time.perf_counter() - start
+        report(f"{name} {subject.name} {chosen.shape}, rate {rate:g}: mean EM {mean:.3f}, {took:.0f} s")
     chains = [r for r in results if r.arm.is_chain and r.arm.epochs == 1]
     baseline = max(chains or results[:1], key=lambda r: float(r.areas.mean()))
     for result in results:
