@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import gymnasium
 import numpy as np
@@ -92,14 +92,32 @@ class TurnEnv(gymnasium.Env[str, str], Generic[S]):
         ``finish="length"`` says that the text was cut at the turn's length limit. Raises ``ResetNeeded`` before the
         first reset and after the end of an episode, ``ToolError`` when a tool fails (the state is then unchanged).
         """
+        outcome = self.begin(action, finish=finish)
+        return self.end(self._resolve(outcome) if isinstance(outcome, Pending) else outcome)
+
+    def begin(self, action: str, *, finish: Finish = "stop") -> Step[S] | Pending[S]:
+        """The first half of :meth:`step`: read the turn, change nothing.
+
+        Whoever drives many environments collects the calls of every ``Pending``, executes them in one batch,
+        has :meth:`resolve` make a ``Step`` of the outcomes, and hands it to :meth:`end`. Raises like :meth:`step`.
+        """
         if not isinstance(action, str):
             raise InvalidAction(f"expected the text of a turn (str), found {type(action).__name__}")
-        state = self._require_open()
-        outcome = self.core.act(state, action, finish=finish)
-        step = self._resolve(state, outcome) if isinstance(outcome, Pending) else outcome
+        return self.core.act(self._require_open(), action, finish=finish)
+
+    def end(self, step: Step[S]) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """The second half of :meth:`step`: go on to where the turn led."""
         self._state, self._observation, self._info = step.state, step.observation, step.info
         self._done = step.done
         return step.observation, float(step.reward), step.terminated, step.truncated, thaw(step.info)
+
+    def resolve(self, pending: Pending[S], outcomes: Sequence[ToolResult | ToolFailure]) -> Step[S]:
+        """The step that a turn is with the outcomes of its calls, in call order; changes nothing.
+
+        Raises ``ToolError`` when a call failed.
+        """
+        results = [_expect(outcome, self.tool_retries) for outcome in outcomes]
+        return self.core.resolve(self._require_open(), pending, results)
 
     # -- snapshots -------------------------------------------------------------------------------------------
 
@@ -138,11 +156,18 @@ class TurnEnv(gymnasium.Env[str, str], Generic[S]):
 
     def fork(self) -> TurnEnv[S]:
         """An independent environment in the same state; the core and the tasks, which never change, are shared."""
+        twin = self.sibling()
+        twin.restore(self.snapshot())
+        return twin
+
+    def sibling(self) -> Self:
+        """An independent environment over the same core and tasks that was not reset yet."""
         twin = copy.copy(self)
         twin.calls = CallCounter()
         twin.action_space = copy.deepcopy(self.action_space)
         twin.observation_space = copy.deepcopy(self.observation_space)
-        twin.restore(self.snapshot())
+        twin._np_random, twin._np_random_seed = None, None
+        twin._state, twin._observation, twin._info, twin._done = None, "", FrozenDict(), False
         return twin
 
     def clone_state(self) -> Snapshot:
@@ -188,7 +213,7 @@ class TurnEnv(gymnasium.Env[str, str], Generic[S]):
             raise ResetNeeded("the episode is over (terminated or truncated); call reset() or restore() a snapshot")
         return self._state
 
-    def _resolve(self, state: S, pending: Pending[S]) -> Step[S]:
+    def _resolve(self, pending: Pending[S]) -> Step[S]:
         outcomes = execute(
             self.core.tools,
             pending.calls,
@@ -196,7 +221,7 @@ class TurnEnv(gymnasium.Env[str, str], Generic[S]):
             backoff_s=self.tool_backoff_s,
             counter=self.calls,
         )
-        return self.core.resolve(state, pending, [_expect(outcome, self.tool_retries) for outcome in outcomes])
+        return self.resolve(pending, outcomes)
 
 
 def _expect(outcome: ToolResult | ToolFailure, retries: int) -> ToolResult:
