@@ -99,9 +99,12 @@ class Tool(Protocol):
 
 
 class TextTool(Tool, Protocol):
-    """A tool that a turn calls by its own tag: the argument is the text between the tags, each result a text.
+    """A tool that a turn calls by its name: the argument is a text, each result a text.
 
-    An attribute ``fingerprint``, if there is one, must change with everything that changes results.
+    Optional attributes: ``fingerprint`` must change with everything that changes results. ``schema`` is the JSON schema
+    of an object of arguments; the argument of a call is then such an object as JSON text (the text itself where the
+    schema knows one string only). ``idempotent`` says whether a call that failed may be made again; without it, all
+    but ``external`` ones may.
     """
 
     @property
@@ -112,10 +115,14 @@ class TextTool(Tool, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A text tool as a grammar sees it: the name that turns call it by, and its description."""
+    """A text tool as a grammar sees it: the name that turns call it by, its description, the schema of its arguments.
+
+    ``schema``: JSON schema of an object, or None for a tool that takes one text; see :mod:`turntree.envs.schemas`.
+    """
 
     name: str
     description: str
+    schema: FrozenDict | None = None
 
 
 @dataclass(frozen=True, slots=True)
