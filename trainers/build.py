@@ -203,11 +203,17 @@ def credit_rule(algorithm: AlgorithmConfig) -> CreditRule:
 
 
 def loss_function(algorithm: AlgorithmConfig) -> AnyLoss | None:
-    """The loss that replaces the clipped ratio, after it was tried; None without one."""
+    """The loss that replaces the clipped ratio, after it was tried; None without one.
+
+    ``algorithm.aggregation`` goes to losses that take one and were not given it.
+    """
     if not algorithm.objective:
         return None
-    found: AnyLoss = load_rule(algorithm.objective, algorithm.objective_args, option="algorithm.objective")
-    probe_loss(found, option=spelled("algorithm.objective", algorithm.objective, algorithm.objective_args))
+    option, path, arguments = "algorithm.objective", algorithm.objective, dict(algorithm.objective_args)
+    if _takes(import_object(path, option=option), "aggregation"):
+        arguments.setdefault("aggregation", algorithm.aggregation)
+    found: AnyLoss = load_rule(path, arguments, option=option)
+    probe_loss(found, option=spelled(option, path, algorithm.objective_args))
     return found
 
 
@@ -215,12 +221,15 @@ def _check_pairs(algorithm: AlgorithmConfig, credit: CreditRule) -> None:
     option = f"algorithm.objective={algorithm.objective}"
     reasons = {
         "algorithm.entropy_balance": algorithm.entropy_balance > 0,
+        f"algorithm.shared_turns={algorithm.shared_turns}": algorithm.shared_turns != "per_leaf",
         "algorithm.kl_in=reward": algorithm.kl_coef > 0 and algorithm.kl_in == "reward",
         f"algorithm.credit={algorithm.credit}, which needs values,": "values" in credit_needs(credit),
     }
     for what, found in reasons.items():
         if found:
-            raise ConfigError(f"{option} trains on pairs of turns and never reads advantages: {what} has no effect")
+            raise ConfigError(
+                f"{option} trains on pairs of turns, without advantages and weights: {what} has no effect"
+            )
     if not algorithm.rounds and algorithm.chains < 2:
         raise ConfigError(f"{option} needs sibling turns, but each tree is a single chain; raise chains or set rounds")
 

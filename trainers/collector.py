@@ -157,16 +157,21 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
         if not self.dynamic_sampling:
             return self._next_rollout(), {}
         rollouts: list[Rollout] = []
-        while len(rollouts) < self.dynamic_sampling and sum(map(_signals, rollouts)) < self.stream.per_step:
+        groups: list[Group] = []
+        while len(rollouts) < self.dynamic_sampling and sum(map(self._teaches, groups)) < self.stream.per_step:
             rollouts.append(self._next_rollout())
-        groups = [group for rollout in rollouts for group in rollout.groups]
+            groups += rollouts[-1].groups
         # Sorting keeps the order otherwise: groups without a signal only fill up what is missing.
-        chosen = sorted(groups, key=lambda group: not has_signal(group))[: self.stream.per_step]
+        chosen = sorted(groups, key=lambda group: not self._teaches(group))[: self.stream.per_step]
         metrics = {
             "tree/sampling/batches": float(len(rollouts)),
-            "tree/sampling/filtered_groups": float(len(groups) - sum(map(_signals, rollouts))),
+            "tree/sampling/filtered_groups": float(len(groups) - sum(map(self._teaches, groups))),
         }
         return Rollout(tuple(chosen), _joined([rollout.stats for rollout in rollouts])), metrics
+
+    def _teaches(self, group: Group) -> bool:
+        """Whether a group has a signal, and enough scored leaves not to be dropped afterwards."""
+        return has_signal(group) and len(group.scored_leaves()) >= self.preparation.min_scored_leaves
 
     def _next_rollout(self) -> Rollout:
         batch, self.next_batch = self.next_batch, self.next_batch + 1
@@ -187,10 +192,6 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
     def load_state_dict(self, state_dict: dict[str, Any], **kwargs: Any) -> None:
         del kwargs
         self.next_step, self.next_batch = int(state_dict["next_step"]), int(state_dict["next_batch"])
-
-
-def _signals(rollout: Rollout) -> int:
-    return sum(has_signal(group) for group in rollout.groups)
 
 
 def _joined(parts: Sequence[RolloutStats]) -> RolloutStats:

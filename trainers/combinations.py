@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from turntree.trainers.surrogate import LEVELS
+
 __all__ = ["CREDITS", "EXPANSIONS", "RATIOS", "Refusal", "combinations", "refusal", "render"]
 
 EXPANSIONS = ("chain", "random_nodes", "entropy", "arpo", "aepo", "value_variance", "ucb", "guided")
@@ -31,7 +33,7 @@ CREDITS = (
     "arpo",
     "rejection_sampling",
 )
-RATIOS = ("token", "turn", "sequence")
+RATIOS = LEVELS
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from turntree.trainers.config import RunConfig, did_you_mean, documented_options
 __all__ = ["compose", "config_groups", "import_object"]
 
 _GRAMMAR = re.compile(r"[\[\](){},=\\'\"]|[^\x00-\x7f]")
+_LITERAL = re.compile(r"(?i:true|false)|[-+.]?\d[\w.+-]*")
 
 
 def config_dir() -> Path:
@@ -109,8 +110,9 @@ def _free(value: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A text as Hydra reads it back: without quotes, brackets, commas and the like in paths would be its grammar."""
-    if text[:1] in ("'", '"') or not _GRAMMAR.search(text):
+    """A text as Hydra reads it back: without quotes, brackets, commas and the like in paths would be its grammar, and
+    ``true`` or ``1e3`` no text."""
+    if text[:1] in ("'", '"') or not (_GRAMMAR.search(text) or _LITERAL.fullmatch(text)):
         return text
     escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text)
     return f"'{escaped}'"

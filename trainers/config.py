@@ -11,10 +11,24 @@ import difflib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from typing import Any, cast
 
 from turntree.errors import ConfigError
 from turntree.trainers.combinations import refusal
+from turntree.trainers.surrogate import (
+    AGGREGATIONS,
+    CLIPS,
+    GRADIENTS,
+    LEVELS,
+    TURN_RATIOS,
+    Aggregation,
+    Clip,
+    RatioGradient,
+    RatioLevel,
+    TurnRatio,
+    check_surrogate,
+)
 
 __all__ = [
     "AlgorithmConfig",
@@ -284,17 +298,14 @@ class AlgorithmConfig:
             )
         _one_of("algorithm.source", self.source, ("policy", "teacher"))
         _one_of("algorithm.shared_turns", self.shared_turns, ("per_leaf", "once"))
-        _one_of("algorithm.ratio", self.ratio, ("token", "turn", "sequence"))
-        _one_of("algorithm.turn_ratio", self.turn_ratio, ("geometric", "product"))
-        _one_of("algorithm.ratio_gradient", self.ratio_gradient, ("straight_through", "true"))
-        _one_of("algorithm.clip", self.clip, ("hard", "soft", "soft_upper", "cispo"))
+        _one_of("algorithm.ratio", self.ratio, LEVELS)
+        _one_of("algorithm.turn_ratio", self.turn_ratio, TURN_RATIOS)
+        _one_of("algorithm.ratio_gradient", self.ratio_gradient, GRADIENTS)
+        _one_of("algorithm.clip", self.clip, CLIPS)
         _one_of("algorithm.kl_estimator", self.kl_estimator, ("k1", "k2", "k3", "k1+", "k2+", "k3+"))
         _one_of("algorithm.kl_in", self.kl_in, ("loss", "reward"))
-        _one_of(
-            "algorithm.aggregation",
-            self.aggregation,
-            ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "turn-mean"),
-        )
+        _one_of("algorithm.aggregation", self.aggregation, AGGREGATIONS)
+        levels = self._levels()
         leaves = self.chains + self.rounds * self.expansions
         if self.kept_leaves is not None and not 1 <= self.kept_leaves <= leaves:
             raise ConfigError(f"algorithm.kept_leaves={self.kept_leaves}: a tree has {leaves} leaves")
@@ -303,20 +314,35 @@ class AlgorithmConfig:
                 f"a prompt has {self.trees * (self.kept_leaves or leaves)} leaves but algorithm.min_scored_leaves="
                 f"{self.min_scored_leaves}: every group would be dropped; raise trees, chains or expansions"
             )
-        reason = next(self._impossible(leaves), None)
+        reason = next(chain(self._impossible_trees(), self._impossible_losses(levels)), None)
         if reason is not None:
             raise ConfigError(reason)
 
-    def _impossible(self, leaves: int) -> Iterator[str]:
-        """Why the options cannot work together; nothing if they can."""
-        expansion, credit = (built_in(path) for path in (self.expansion, self.credit))
-        why = refusal(expansion, credit, self.ratio)
-        if why and not self.objective:
-            yield f"expansion {expansion}, credit {credit} and ratio {self.ratio} do not go together: {why}"
-        if credit.startswith("tree_grpo") and (self.kept_leaves or leaves) == 1:
+    def _levels(self) -> tuple[RatioLevel, ...]:
+        """The ratio levels in use, once the options of the clipped ratio were checked."""
+        ratio = cast("RatioLevel", self.ratio)
+        try:
+            bands = check_surrogate(
+                ratio=ratio,
+                turn_ratio=cast("TurnRatio", self.turn_ratio),
+                ratio_gradient=cast("RatioGradient", self.ratio_gradient),
+                clip=cast("Clip", self.clip),
+                clip_low=self.clip_low,
+                clip_high=self.clip_high,
+                dual_clip=self.dual_clip,
+                by_turns=self.by_turns,
+                aggregation=cast("Aggregation", self.aggregation),
+                sum_norm=self.sum_norm,
+            )
+        except ConfigError as error:
+            raise ConfigError(f"algorithm.{error}") from None
+        return (ratio, *(band.ratio for band in bands))
+
+    def _impossible_trees(self) -> Iterator[str]:
+        """Why trees cannot be grown as asked; nothing if they can."""
+        leaves = self.chains + self.rounds * self.expansions
+        if built_in(self.credit).startswith("tree_grpo") and (self.kept_leaves or leaves) == 1:
             yield "algorithm.credit=tree_grpo compares the leaves of a tree, but each tree has one: raise chains"
-        if self.reference_every is not None and not self.kl_coef and not self.objective:
-            yield "algorithm.reference_every renews the reference model, but algorithm.kl_coef=0: there is none"
         if self.source == "teacher" and (self.rounds or self.trees * self.chains > 1 or not self.objective):
             yield (
                 "algorithm.source=teacher plays each question once and has no ratio: set trees=1, chains=1, rounds=0, "
@@ -324,23 +350,39 @@ class AlgorithmConfig:
             )
         if self.adaptive is not None and not self.rounds:
             yield "algorithm.adaptive moves expansions between prompts, but algorithm.rounds=0: there are none to move"
+        if built_in(self.expansion) != "chain" and not self.rounds:
+            yield (
+                f"algorithm.expansion={self.expansion} is asked between rounds, but algorithm.rounds=0: set rounds and "
+                "expansions above 0, or expansion=turntree.trainers.expansion:chain"
+            )
+        for name in ("budget_leaves", "budget_tokens", "budget_tool_calls"):
+            if getattr(self, name) is not None and not self.rounds:
+                yield (
+                    f"algorithm.{name} ends the expansion of a tree, but algorithm.rounds=0: first chains always run, "
+                    "so bound them by chains and the limits of a turn"
+                )
+
+    def _impossible_losses(self, levels: Iterable[RatioLevel]) -> Iterator[str]:
+        """Why credit and objective do not go together; nothing if they do."""
+        expansion, credit = (built_in(path) for path in (self.expansion, self.credit))
+        for level in levels:
+            why = refusal(expansion, credit, level)
+            if why and not self.objective:
+                yield f"expansion {expansion}, credit {credit} and ratio {level} do not go together: {why}"
+        compares = self.kl_coef > 0 or (self.objective and built_in(self.objective) != "nll")
+        if self.reference_every is not None and not compares:
+            yield "algorithm.reference_every renews the reference model, but algorithm.kl_coef=0: there is none"
         if self.overlong_tokens is not None and self.overlong_buffer > self.overlong_tokens:
             yield (
                 f"algorithm.overlong_buffer={self.overlong_buffer} is more than algorithm.overlong_tokens="
                 f"{self.overlong_tokens}; expected at most as much"
             )
-        if self.sum_norm is not None and self.aggregation != "seq-mean-token-sum-norm":
-            yield f"algorithm.sum_norm divides seq-mean-token-sum-norm only; algorithm.aggregation={self.aggregation}"
         if self.kl_in == "reward" and self.kl_estimator.endswith("+"):
             yield (
                 f"algorithm.kl_estimator={self.kl_estimator} with algorithm.kl_in=reward: a reward has no gradient; "
                 f"use {self.kl_estimator[:-1]}"
             )
-        if self.dual_clip is not None and self.clip == "cispo" and not self.objective:
-            yield "algorithm.dual_clip with algorithm.clip=cispo: CISPO bounds its weights already; set dual_clip=null"
-        if self.turn_ratio == "product" and self.ratio == "token" and not self.by_turns:
-            yield "algorithm.turn_ratio=product with algorithm.ratio=token: a token has no product; set ratio=turn"
-        if self.ratio_gradient == "true" and self.ratio == "sequence" and credit in _PER_TURN:
+        if self.ratio_gradient == "true" and "sequence" in levels and credit in _PER_TURN:
             yield (
                 f"algorithm.ratio_gradient=true with ratio=sequence, credit {credit}: the sequence has one ratio but "
                 "an advantage for each turn; use straight_through or ratio=turn"
@@ -442,6 +484,14 @@ class RunConfig:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     sft: SftConfig = field(default_factory=SftConfig)
+
+    def __post_init__(self) -> None:
+        objective = built_in(self.algorithm.objective)
+        if objective and self.trainer.importance_cap is not None:
+            raise ConfigError(
+                f"trainer.importance_cap weighs the tokens of the clipped ratio, which algorithm.objective={objective} "
+                "takes the place of; set importance_cap=null"
+            )
 
 
 def documented_options(schema: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, Any, str]]:

@@ -159,7 +159,7 @@ class PolicyObjective(LossModule):  # type: ignore[misc]
             "by_turns": by_turns,
             "aggregation": aggregation,
         }
-        self._surrogate["by_turns"] = check_surrogate(**self._surrogate)
+        self._surrogate["by_turns"] = check_surrogate(**self._surrogate, sum_norm=sum_norm)
         self._levels = {
             key: self._surrogate[key] for key in ("turn_ratio", "clip", "clip_low", "clip_high", "by_turns")
         }
@@ -176,14 +176,8 @@ class PolicyObjective(LossModule):  # type: ignore[misc]
     def _check(self) -> None:
         """Refuse what is not part of the surrogate and would fail, or have no effect, after the first rollout."""
         kl_estimate(torch.zeros(0), torch.zeros(0), kind=self.kl_estimator)
-        if self.sum_norm is not None and self.aggregation != "seq-mean-token-sum-norm":
-            raise ConfigError(
-                f"sum_norm={self.sum_norm} divides seq-mean-token-sum-norm only; aggregation={self.aggregation} has a "
-                "denominator of its own"
-            )
-        for name, bound in (("sum_norm", self.sum_norm), ("importance_cap", self.importance_cap)):
-            if bound is not None and not bound > 0:
-                raise ConfigError(f"{name} must be positive or None, found {bound}")
+        if self.importance_cap is not None and not self.importance_cap > 0:
+            raise ConfigError(f"importance_cap must be positive or None, found {self.importance_cap}")
         for name, value in (("value_coef", self.value_coef), ("value_clip", self.value_clip)):
             if value is not None and not value >= 0:
                 raise ConfigError(f"{name} must be at least 0, found {value}")

@@ -138,13 +138,29 @@ def test_the_page_shows_the_table() -> None:
         (["algorithm=dapo", "algorithm.overlong_buffer=7000"], "expected at most as much"),
         (["algorithm=grpo", "algorithm.sum_norm=100"], "divides seq-mean-token-sum-norm only"),
         (["algorithm=ppo", "algorithm.kl_estimator=k3+"], "a reward has no gradient"),
-        (["algorithm=grpo", "algorithm.clip=cispo"], "CISPO bounds its weights already"),
-        (["algorithm=grpo", "algorithm.turn_ratio=product"], "a token has no product"),
+        (["algorithm=grpo", "algorithm.clip=cispo"], r"algorithm\.clip=cispo bounds the weight"),
+        (["algorithm=grpo", "algorithm.turn_ratio=product"], r"algorithm\.turn_ratio=product.*no pool"),
+        (["algorithm=grpo", "algorithm.ratio_gradient=true"], "both forms are the same"),
+        (["algorithm=grpo", "algorithm.dual_clip=0.5"], "must be above 1"),
+        (["algorithm=grpo", "algorithm.by_turns=[{max_turns: 0}]"], r"algorithm\.by_turns\[0\]\.max_turns=0"),
+        (["algorithm=ppo", "algorithm.by_turns=[{max_turns: 1, ratio: turn}]"], "differ from token to token"),
         (
-            ["algorithm=at2po", "algorithm.ratio=sequence", "algorithm.ratio_gradient='true'"],
+            ["algorithm=at2po", "algorithm.ratio=sequence", "algorithm.ratio_gradient=true"],
+            "an advantage for each turn",
+        ),
+        (
+            [
+                "algorithm=at2po",
+                "algorithm.ratio_gradient=true",
+                "algorithm.by_turns=[{max_turns: 1, ratio: sequence}]",
+            ],
             "an advantage for each turn",
         ),
         (["algorithm=at2po", "algorithm.reference_every=5"], "there is none"),
+        (["algorithm=rft", "algorithm.reference_every=5"], "there is none"),
+        (["algorithm=grpo", "algorithm.expansion=somebody.rules:deepest"], "is asked between rounds"),
+        (["algorithm=grpo", "algorithm.budget_tokens=100"], "first chains always run"),
+        (["algorithm=rft", "trainer.importance_cap=2"], "takes the place of"),
     ],
 )
 def test_impossible_options_are_refused_when_they_are_read(overrides: list[str], reason: str) -> None:

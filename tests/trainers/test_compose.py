@@ -92,7 +92,9 @@ def test_bad_options_say_what_was_expected(override: str, words: list[str]) -> N
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("path", ["a b [1]", "a,b", "x=y", "it's", "C:\\data", "end\\", "q\\'x", "{a}", "数据(1)"])
+@pytest.mark.parametrize(
+    "path", ["a b [1]", "a,b", "x=y", "it's", "C:\\data", "end\\", "q\\'x", "{a}", "数据(1)", "true", "1e3", "007"]
+)
 def test_texts_need_no_quotes_of_hydra(path: str) -> None:
     assert compose([f"out={path}"]).out == path
 

@@ -142,6 +142,15 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(bed: Bed, tmp_path: P
     assert "tree/sampling/batches" not in off[0]
 
 
+def test_a_likelihood_follows_the_aggregation_of_the_run(bed: Bed, tmp_path: Path) -> None:
+    options = ["algorithm=rft", "algorithm.credit_args.threshold=0.25", "trainer.steps=1"]
+    run(bed, tmp_path / "tokens", *options)
+    run(bed, tmp_path / "sums", *options, "algorithm.aggregation=seq-mean-token-sum")
+    run(bed, tmp_path / "own", *options, "algorithm.objective_args.aggregation=seq-mean-token-sum")
+    tokens, sums, own = (rows(tmp_path / name)[0]["actor/pg_loss"] for name in ("tokens", "sums", "own"))
+    assert own == sums > tokens > 0
+
+
 def test_other_settings_for_trajectories_of_few_turns(bed: Bed, tmp_path: Path) -> None:
     options = ["algorithm=grpo", "trainer.epochs=3", "trainer.learning_rate=1e-2"]
     bands = "algorithm.by_turns=[{max_turns: 2, ratio: sequence, clip_low: 0.0001, clip_high: 0.0001}]"
@@ -157,7 +166,16 @@ def test_other_settings_for_trajectories_of_few_turns(bed: Bed, tmp_path: Path) 
         (["algorithm=step_dpo", "algorithm.entropy_balance=0.2"], "entropy_balance"),
         (["algorithm=step_dpo", "algorithm.kl_coef=0.1", "algorithm.kl_in=reward"], "kl_in=reward"),
         (["algorithm=step_dpo", "algorithm.credit=turntree.trainers.credit:gae"], "needs values"),
-        (["algorithm=step_dpo", "algorithm.rounds=0", "algorithm.expansions=0"], "needs sibling turns"),
+        (["algorithm=step_dpo", "algorithm.shared_turns=once"], "shared_turns=once has no effect"),
+        (
+            [
+                "algorithm=step_dpo",
+                "algorithm.rounds=0",
+                "algorithm.expansions=0",
+                "algorithm.expansion=turntree.trainers.expansion:chain",
+            ],
+            "needs sibling turns",
+        ),
         (["algorithm=grpo", "algorithm.by_turns=[{max_turns: 2, rato: turn}]"], "rato"),
         (["algorithm=arpo", "algorithm.expansion_args.beam_size=0"], "beam_size"),
     ],

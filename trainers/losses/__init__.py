@@ -12,22 +12,27 @@ arguments, so that an algorithm is a combination of them:
 Occurrences of weight 0 are inert: they enter no mean, ratio, metric or gradient, whatever they hold.
 """
 
-from turntree.trainers.losses.clipping import CLIPS, Clip, cispo, clip_binds, clipped_surrogate
+from turntree.trainers.losses.clipping import cispo, clip_binds, clipped_surrogate
 from turntree.trainers.losses.entropy import entropy_balanced
 from turntree.trainers.losses.kl import KLEstimator, kl_estimate, kl_rewards
-from turntree.trainers.losses.occurrences import AGGREGATIONS, Aggregation, Denominators, Occurrences, aggregate
-from turntree.trainers.losses.policy import PolicyLoss, check_surrogate, nll, policy_loss, ratio_metrics
+from turntree.trainers.losses.occurrences import Denominators, Occurrences, aggregate
+from turntree.trainers.losses.policy import PolicyLoss, nll, policy_loss, ratio_metrics
 from turntree.trainers.losses.preference import Pairs, step_dpo
-from turntree.trainers.losses.ratios import (
+from turntree.trainers.losses.ratios import importance_ratio
+from turntree.trainers.losses.value import ValueLoss, explained_variance, value_loss
+from turntree.trainers.surrogate import (
+    AGGREGATIONS,
+    CLIPS,
     LEVELS,
+    Aggregation,
     Band,
+    Clip,
     RatioGradient,
     RatioLevel,
     TurnRatio,
-    importance_ratio,
+    check_surrogate,
     make_bands,
 )
-from turntree.trainers.losses.value import ValueLoss, explained_variance, value_loss
 
 __all__ = [
     "AGGREGATIONS",

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from turntree.errors import ConfigError
 from turntree.trainers.losses.ratios import ClipRange
+from turntree.trainers.surrogate import Clip
 
-__all__ = ["CLIPS", "Clip", "cispo", "clip_binds", "clipped_surrogate"]
-
-Clip = Literal["hard", "soft", "soft_upper", "cispo"]
-"""``hard``: no gradient where the clip binds (PPO). ``soft``: the same value, with the gradient bound x d log r
-(GPPO). ``soft_upper``: soft above, hard below (AEPO). ``cispo``: the clipped ratio is a constant weight of
--A log pi."""
-CLIPS: tuple[Clip, ...] = ("hard", "soft", "soft_upper", "cispo")
+__all__ = ["cispo", "clip_binds", "clipped_surrogate"]
 
 
 def clipped_surrogate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -12,10 +12,9 @@ from torch import Tensor
 
 from turntree.errors import ConfigError
 from turntree.trainers.packing import Pack, column, table
+from turntree.trainers.surrogate import AGGREGATIONS, Aggregation
 
 __all__ = [
-    "AGGREGATIONS",
-    "Aggregation",
     "Denominators",
     "Occurrences",
     "aggregate",
@@ -23,15 +22,6 @@ __all__ = [
     "share",
     "segment_shares",
 ]
-
-Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "turn-mean"]
-AGGREGATIONS: tuple[Aggregation, ...] = (
-    "token-mean",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum",
-    "seq-mean-token-sum-norm",
-    "turn-mean",
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,29 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turntree.errors import ConfigError
-from turntree.trainers.losses.clipping import CLIPS, Clip, cispo, clip_binds, clipped_surrogate
-from turntree.trainers.losses.occurrences import (
-    AGGREGATIONS,
+from turntree.trainers.losses.clipping import cispo, clip_binds, clipped_surrogate
+from turntree.trainers.losses.occurrences import Denominators, Occurrences, aggregate, segment_shares
+from turntree.trainers.losses.ratios import clip_range, importance_ratio
+from turntree.trainers.surrogate import (
     Aggregation,
-    Denominators,
-    Occurrences,
-    aggregate,
-    segment_shares,
-)
-from turntree.trainers.losses.ratios import (
     Band,
+    Clip,
     RatioGradient,
     RatioLevel,
     TurnRatio,
-    check_clip,
-    check_level,
-    clip_range,
-    importance_ratio,
-    make_bands,
+    check_surrogate,
 )
 
-__all__ = ["PolicyLoss", "check_surrogate", "nll", "policy_loss", "ratio_metrics"]
+__all__ = ["PolicyLoss", "nll", "policy_loss", "ratio_metrics"]
 
 
 def _nothing() -> Tensor:
@@ -100,50 +91,6 @@ def policy_loss(
         clip_fraction_lower=_token_mean(held.to(values.dtype), occ, denominators),
         approx_kl=_token_mean(occ.old_logp - occ.logp, occ, denominators),
     )
-
-
-def check_surrogate(
-    *,
-    ratio: RatioLevel,
-    turn_ratio: TurnRatio,
-    ratio_gradient: RatioGradient,
-    clip: Clip,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None,
-    by_turns: Sequence[Band | Mapping[str, Any]],
-    aggregation: Aggregation,
-) -> tuple[Band, ...]:
-    """The bands of ``by_turns``, once every option and combination of :func:`policy_loss` makes sense.
-
-    Raises ``ConfigError`` with the reason: a word that is not known, a number out of range, or an option that could
-    have no effect beside the others.
-    """
-    check_level(ratio)
-    check_clip(clip_low, clip_high)
-    bands = make_bands(by_turns, ratio=ratio, clip_low=clip_low, clip_high=clip_high)
-    if clip not in CLIPS:
-        raise ConfigError(f"clip must be one of {', '.join(CLIPS)}, found {clip!r}")
-    if turn_ratio not in ("geometric", "product"):
-        raise ConfigError(f"turn_ratio must be 'geometric' or 'product', found {turn_ratio!r}")
-    if ratio_gradient not in ("straight_through", "true"):
-        raise ConfigError(f"ratio_gradient must be 'straight_through' or 'true', found {ratio_gradient!r}")
-    if aggregation not in AGGREGATIONS:
-        raise ConfigError(f"aggregation must be one of {', '.join(AGGREGATIONS)}, found {aggregation!r}")
-    if dual_clip is not None and dual_clip <= 1.0:
-        raise ConfigError(f"dual_clip must be above 1 or None, found {dual_clip}")
-    pooled = any(level != "token" for level in (ratio, *(band.ratio for band in bands)))
-    if turn_ratio == "product" and not pooled:
-        raise ConfigError(
-            "turn_ratio=product pools the tokens of a turn or sequence; with ratio=token there is no pool"
-        )
-    if ratio_gradient == "true" and not pooled:
-        raise ConfigError("ratio_gradient=true differentiates a pooled ratio; with ratio=token both forms are the same")
-    if clip == "cispo" and ratio_gradient == "true":
-        raise ConfigError("clip=cispo takes the ratio as a constant weight; ratio_gradient=true would have no effect")
-    if clip == "cispo" and dual_clip is not None:
-        raise ConfigError("clip=cispo bounds the weight by 1 + clip_high on its own; set dual_clip to None")
-    return bands
 
 
 def nll(occurrences: Occurrences, denominators: Denominators, *, aggregation: Aggregation = "token-mean") -> PolicyLoss:

@@ -2,103 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from turntree.errors import ConfigError
 from turntree.trainers.losses.occurrences import Occurrences, segment_shares, segment_sum
+from turntree.trainers.surrogate import GRADIENTS, Band, RatioGradient, RatioLevel, TurnRatio, check_level
 
-__all__ = [
-    "LEVELS",
-    "Band",
-    "ClipRange",
-    "RatioGradient",
-    "RatioLevel",
-    "TurnRatio",
-    "clip_range",
-    "importance_ratio",
-    "make_bands",
-]
+__all__ = ["ClipRange", "clip_range", "importance_ratio"]
 
-RatioLevel = Literal["token", "turn", "sequence"]
-LEVELS: tuple[RatioLevel, ...] = ("token", "turn", "sequence")
-TurnRatio = Literal["geometric", "product"]
-"""Ratio of a turn or sequence: exp of the mean, or of the sum, of its tokens' log-ratios."""
-RatioGradient = Literal["straight_through", "true"]
-"""``straight_through``: value sg[s] exp(lp - sg[lp]), each token carries its own gradient (GSPO-token).
-``true``: the ratio is differentiated through all of its tokens."""
 ClipRange: TypeAlias = float | Tensor
 """One bound for all occurrences, or one for each [O]."""
 
 _TOKEN_CLAMP = 20.0
 _SEGMENT_CLAMP = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """Level and clip range of trajectories with at most ``max_turns`` turns."""
-
-    max_turns: int
-    ratio: RatioLevel
-    clip_low: float
-    clip_high: float
-
-
-def make_bands(
-    entries: Sequence[Band | Mapping[str, Any]], *, ratio: RatioLevel, clip_low: float, clip_high: float
-) -> tuple[Band, ...]:
-    """Check the entries of ``by_turns``, smallest ``max_turns`` first; what an entry leaves out is as in the arguments.
-
-    Raises ``ConfigError`` that names the entry: an unknown or missing key, a value out of range, or an order in which
-    a band could never apply.
-    """
-    defaults = {"ratio": ratio, "clip_low": clip_low, "clip_high": clip_high}
-    bands: list[Band] = []
-    for index, entry in enumerate(entries):
-        given = dataclasses.asdict(entry) if isinstance(entry, Band) else entry
-        band = _band(given, defaults, f"by_turns[{index}]")
-        if bands and band.max_turns <= bands[-1].max_turns:
-            raise ConfigError(
-                f"by_turns[{index}].max_turns={band.max_turns} is not above the {bands[-1].max_turns} before it, so "
-                "that the entry would never apply; put the smallest first"
-            )
-        bands.append(band)
-    return tuple(bands)
-
-
-def _band(given: Any, defaults: Mapping[str, Any], name: str) -> Band:
-    known = [f.name for f in dataclasses.fields(Band)]
-    if not isinstance(given, Mapping) or not set(given) <= set(known) or "max_turns" not in given:
-        raise ConfigError(f"{name}: expected max_turns and any of ratio, clip_low, clip_high, found {given!r}")
-    values = {**defaults, **given}
-    turns = values["max_turns"]
-    if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
-        raise ConfigError(f"{name}.max_turns={turns!r}: expected a whole number of at least 1")
-    check_level(values["ratio"], f"{name}.ratio")
-    check_clip(values["clip_low"], values["clip_high"], f"{name}.")
-    return Band(turns, values["ratio"], float(values["clip_low"]), float(values["clip_high"]))
-
-
-def check_level(level: str, name: str = "ratio") -> None:
-    """Raises ``ConfigError`` for a word that is no level."""
-    if level not in LEVELS:
-        raise ConfigError(f"{name} must be 'token', 'turn' or 'sequence', found {level!r}")
-
-
-def check_clip(low: Any, high: Any, prefix: str = "") -> None:
-    """Raises ``ConfigError`` for a range that no ratio can be clipped to."""
-    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in (low, high))
-    if not numbers or not 0 <= low <= 1 or high < 0:
-        raise ConfigError(
-            f"{prefix}clip_low={low!r}, {prefix}clip_high={high!r}: expected 0 <= clip_low <= 1 (no ratio is "
-            "below 0) and clip_high >= 0"
-        )
 
 
 def importance_ratio(
@@ -115,7 +35,7 @@ def importance_ratio(
     +-20, turn and sequence log-ratios to at most 10 in the straight-through form; in the true-gradient form the tokens
     are clamped to +-20 before they are pooled, and the pool to at most 20.
     """
-    if gradient not in ("straight_through", "true"):
+    if gradient not in GRADIENTS:
         raise ConfigError(f"ratio_gradient must be 'straight_through' or 'true', found {gradient!r}")
     log_ratio = _log_ratio(occurrences, level, turn_ratio, gradient)
     band = _band_of(occurrences, by_turns)
