@@ -18,6 +18,7 @@ from turntree.envs.spaces import UnicodeText
 from turntree.envs.task import FrozenDict, Question
 from turntree.envs.tools import SearchTool, execute
 from turntree.envs.turn_env import TurnEnv
+from turntree.envs.vector import TurnVectorEnv, vectorized
 
 __all__ = [
     "Action",
@@ -47,12 +48,14 @@ __all__ = [
     "TurnCore",
     "TurnEnv",
     "TurnRecord",
+    "TurnVectorEnv",
     "UnicodeText",
     "exact_match",
     "execute",
     "f1_score",
     "register_envs",
     "sub_exact_match",
+    "vectorized",
 ]
 
 
@@ -63,7 +66,10 @@ def register_envs() -> None:
     """
     if "turntree/SearchQA-v0" not in gymnasium.registry:
         gymnasium.register(
-            id="turntree/SearchQA-v0", entry_point="turntree.envs.search_qa:SearchQAEnv", max_episode_steps=None
+            id="turntree/SearchQA-v0",
+            entry_point="turntree.envs.search_qa:SearchQAEnv",
+            vector_entry_point="turntree.envs.vector:make_search_qa",
+            max_episode_steps=None,
         )
 
 

@@ -119,6 +119,11 @@ class TurnEnv(gymnasium.Env[str, str], Generic[S]):
         results = [_expect(outcome, self.tool_retries) for outcome in outcomes]
         return self.core.resolve(self._require_open(), pending, results)
 
+    @property
+    def done(self) -> bool:
+        """Whether the episode is over (False before the first reset)."""
+        return self._done
+
     # -- snapshots -------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
