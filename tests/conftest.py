@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -151,6 +154,44 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
     yield Bed(root, root / "world", root / "model", rules)
     sys.path.remove(str(rules))
     sys.modules.pop("users_rules", None)
+
+
+@dataclass(frozen=True)
+class LoopbackServer:
+    """An OpenAI-compatible server in a process of its own; see ``tests/openai_server.py``."""
+
+    url: str
+
+    def faults(self, *faults: dict[str, Any]) -> None:
+        """What the next requests meet, one each; the log starts anew."""
+        self._call("/faults", list(faults))
+
+    def log(self) -> list[dict[str, Any]]:
+        """The requests since the last :meth:`faults`: path, body, headers, time of arrival."""
+        return list(self._call("/log")["requests"])
+
+    def most_at_once(self) -> int:
+        """The most requests that were being answered at one time."""
+        return int(self._call("/log")["most"])
+
+    def _call(self, path: str, body: Any = None) -> Any:
+        root = self.url.removesuffix("/v1")
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(urllib.request.Request(root + path, data), timeout=30) as answer:
+            return json.load(answer)
+
+
+@pytest.fixture(scope="session")
+def openai_server(bed: Bed) -> Iterator[LoopbackServer]:
+    """A real server that serves the bed's model; it loads it with the first request that needs it."""
+    script = Path(__file__).with_name("openai_server.py")
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(bed.model)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    yield LoopbackServer(f"http://127.0.0.1:{int(process.stdout.readline())}/v1")
+    process.terminate()
+    process.wait(timeout=30)
 
 
 @pytest.fixture(scope="session")

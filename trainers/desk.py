@@ -7,7 +7,7 @@ from typing import Any
 
 from turntree.agents.engines.protocol import Engine, Generation, Request
 from turntree.agents.scorer import Failed
-from turntree.errors import EngineError
+from turntree.errors import CostLimitError, EngineError
 
 __all__ = ["EngineDesk"]
 
@@ -48,15 +48,21 @@ class EngineDesk:
         self, places: Sequence[int], requests: Sequence[Request], replies: dict[int, Generation | Failed]
     ) -> Exception | None:
         try:
-            for place, generation in _generate(self.engine, [requests[i] for i in places]):
-                replies[places[place]] = generation
-                self.answered += 1
-                self.failed_in_a_row = 0
+            arrived = _generate(self.engine, [requests[i] for i in places])
         except Exception as error:  # engines are remote servers and GPUs: anything can come out of them
             return error
+        for place, reply in arrived:
+            if isinstance(reply, Exception):  # of this request alone, after the engine's own retries
+                replies[places[place]] = self._give_up(requests[places[place]], reply)
+                continue
+            replies[places[place]] = reply
+            self.answered += 1
+            self.failed_in_a_row = 0
         return None
 
     def _give_up(self, request: Request, error: Exception) -> Failed:
+        if isinstance(error, CostLimitError):  # the engine is well; what is left is not asked
+            return Failed(type(error).__name__, str(error))
         self.error = error
         self.failed_in_a_row += 1
         if self.failed_in_a_row >= DEAD_AFTER:
@@ -70,8 +76,11 @@ class EngineDesk:
         )
 
 
-def _generate(engine: Engine, requests: Sequence[Request]) -> Sequence[tuple[int, Generation]]:
-    """One engine call. Engines that answer as results arrive offer ``as_completed(requests)``."""
+def _generate(engine: Engine, requests: Sequence[Request]) -> Sequence[tuple[int, Generation | Exception]]:
+    """One engine call. Engines that answer as results arrive offer ``as_completed(requests)``.
+
+    Such an engine may yield an exception in the place of a generation; that request is not asked again.
+    """
     if not requests:
         return []
     arriving: Any = getattr(engine, "as_completed", None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,16 @@ from turntree.agents.scorer import Finisher
 from turntree.envs.core import TurnCore
 from turntree.envs.metrics import exact_match, f1_score, sub_exact_match
 from turntree.envs.task import Question
+from turntree.errors import CostLimitError, DataError, EngineError
 from turntree.trainers.atomic import atomic_file, write_json
-from turntree.trainers.rollout import GrowthPlan, Limits, Prompt, Rollout, grow
+from turntree.trainers.rollout import GrowthPlan, Limits, Prompt, grow
 from turntree.trainers.stats import bootstrap_mean, share_interval
 from turntree.trainers.tree import Node
 
-__all__ = ["EvalRow", "Evaluation", "evaluate"]
+__all__ = ["INTERRUPTED", "EvalRow", "Evaluation", "evaluate", "read_rows"]
+
+INTERRUPTED = "interrupted"
+"""``Evaluation.stopped`` after Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +51,16 @@ class EvalRow:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """All rows, in the order of the questions. Questions that failed for infrastructure reasons are counted apart."""
+    """All rows, in the order of the questions. Questions that failed for infrastructure reasons are counted apart.
+
+    ``stopped`` says why ``unplayed`` questions have no row ('' : all were played).
+    """
 
     rows: tuple[EvalRow, ...]
     sampling: dict[str, Any]
     seed: int
+    unplayed: int = 0
+    stopped: str = ""
 
     def summary(self) -> dict[str, Any]:
         """Means over the scored questions with 95 % intervals; ``failed`` questions are not scored.
@@ -60,6 +69,7 @@ class Evaluation:
         """
         scored = [row for row in self.rows if row.status != "failed"]
         out: dict[str, Any] = {"n": len(scored), "failed": len(self.rows) - len(scored)}
+        out |= {"unplayed": self.unplayed, "stopped": self.stopped or None}
         for key in ("em", "f1", "sub_em"):
             values = [float(getattr(row, key)) for row in scored]
             interval = bootstrap_mean(values, seed=self.seed) if key == "f1" else share_interval(values)
@@ -98,38 +108,74 @@ def evaluate(
     batch: int = 64,
     finisher: Finisher | None = None,
     on_batch: Callable[[int], None] | None = None,
+    done: Mapping[str, EvalRow] | None = None,
+    keep_partial: bool = False,
 ) -> Evaluation:
     """Play every question once, in order, and score it with the official metrics.
 
     Where there is a ``finisher``, the answer that it wrote is scored, also of an episode that ended without one.
     Sampling parameters are exactly the ones given (validation never inherits those of training). ``on_batch`` gets
     the number of questions played so far.
+
+    ``done`` holds rows by question id that are taken as they are; the others are drawn as if all were played. With
+    ``keep_partial``, what was played before a cost limit, a dead engine or Ctrl-C is returned, and says so.
     """
-    rows: list[EvalRow] = []
-    for start in range(0, len(questions), batch):
-        chunk = questions[start : start + batch]
-        prompts = [Prompt(uid=f"eval/{start + i}", task=question) for i, question in enumerate(chunk)]
-        rollout = grow(
-            prompts,
-            core=core,
-            engine=engine,
-            dialogue=dialogue,
-            plan=GrowthPlan(),
-            sampling=sampling,
-            limits=limits,
-            run_seed=seed,
-            finisher=finisher,
-        )
-        rows.extend(_rows(chunk, rollout))
+    rows: dict[int, EvalRow] = {i: row for i, q in enumerate(questions) if (row := (done or {}).get(q.id)) is not None}
+    left = [i for i in range(len(questions)) if i not in rows]
+    stopped = ""
+    for start in range(0, len(left), batch):
+        chunk = left[start : start + batch]
+        try:
+            rollout = grow(
+                [Prompt(uid=f"eval/{i}", task=questions[i]) for i in chunk],
+                core=core,
+                engine=engine,
+                dialogue=dialogue,
+                plan=GrowthPlan(),
+                sampling=sampling,
+                limits=limits,
+                run_seed=seed,
+                finisher=finisher,
+            )
+        except (EngineError, KeyboardInterrupt) as error:
+            if not keep_partial or (not rows and not isinstance(error, KeyboardInterrupt)):
+                raise
+            stopped = str(error) if isinstance(error, EngineError) else INTERRUPTED
+            break
+        leaves = [group.trees[0].leaves()[0] for group in rollout.groups]
+        played = [(i, leaf) for i, leaf in zip(chunk, leaves, strict=True) if not _unpaid(leaf)]
+        rows.update((i, _row(questions[i], leaf)) for i, leaf in played)
         if on_batch is not None:
             on_batch(len(rows))
-    return Evaluation(rows=tuple(rows), sampling=asdict(sampling), seed=seed)
+        if len(played) < len(chunk):
+            stopped = next(str(leaf.info["message"]) for leaf in leaves if _unpaid(leaf))
+            break
+    ordered = tuple(rows[i] for i in sorted(rows))
+    return Evaluation(ordered, asdict(sampling), seed, unplayed=len(questions) - len(rows), stopped=stopped)
 
 
-def _rows(questions: Sequence[Question], rollout: Rollout) -> list[EvalRow]:
-    leaves = {group.uid: group.trees[0].leaves()[0] for group in rollout.groups}
-    uids = [group.uid for group in rollout.groups]
-    return [_row(question, leaves[uid]) for question, uid in zip(questions, uids, strict=True)]
+def read_rows(path: Path) -> dict[str, EvalRow]:
+    """Rows of an ``evaluation.jsonl`` by question id, without those that failed: these are played again.
+
+    Raises ``DataError`` for a line that is no such row.
+    """
+    names = {f.name for f in fields(EvalRow)}
+    rows: dict[str, EvalRow] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or row.keys() != names:
+            raise DataError(f"{path}, line {number}: expected a row of an evaluation, found {line[:80]!r}")
+        if row["status"] != "failed":
+            rows[row["id"]] = EvalRow(**row)
+    return rows
+
+
+def _unpaid(leaf: Node) -> bool:
+    """Whether the episode broke off because the endpoint's cost was reached: it is neither scored nor failed."""
+    return leaf.status == "failed" and leaf.info.get("error") == CostLimitError.__name__
 
 
 def _row(question: Question, leaf: Node) -> EvalRow:

@@ -2,38 +2,92 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from turntree.trainers.build import build_bench, build_task, eval_sampling, finisher, limits, provenance
+from turntree.agents.engines.endpoint import Usage
+from turntree.errors import CheckpointError
+from turntree.trainers.build import Bench, build_bench, build_task, eval_sampling, finisher, limits, provenance
 from turntree.trainers.config import RunConfig
-from turntree.trainers.evaluate import evaluate
+from turntree.trainers.evaluate import EvalRow, evaluate, read_rows
+from turntree.trainers.remote import RemoteBench, remote_bench
 
 __all__ = ["score"]
 
 
 def score(
-    config: RunConfig, folder: Path, *, report: Callable[[int, int], None] = lambda done, total: None
+    config: RunConfig,
+    folder: Path,
+    *,
+    report: Callable[[int, int], None] = lambda done, total: None,
+    keep_partial: bool = False,
 ) -> dict[str, Any]:
-    """Score ``config.model`` on ``env.test_questions`` (else the dev ones), write ``folder`` and return the summary.
+    """Score the model on ``env.test_questions`` (else the dev ones), write ``folder`` and return the summary.
 
-    ``report(done, total)`` is called after each batch of questions.
+    ``report(done, total)`` is called after each batch of questions. With ``keep_partial``, what was played before a
+    cost limit, an engine that died or Ctrl-C is written too, and ``stopped`` says why. With ``config.resume`` only what
+    is missing in ``folder``, or failed, is played. Raises ``CheckpointError`` when the results there were made in
+    another way.
     """
-    bench = build_bench(config)
+    saved = _saved(folder) if config.resume else {}
+    bench = _bench(config, Usage(**saved.get("usage", {})))
     name = config.env.test_questions or config.env.dev_questions
     corpus = config.search.corpus or ("" if config.env.test_questions else config.env.dev_corpus)
     task = build_task(config, bench.tokenizer, questions=name, corpus=corpus, option="env.test_questions")
+    sampling = eval_sampling(config, task.core)
+    facts = {**provenance(config, task, questions=name), "protocol": "tokens", "dialogue": bench.dialogue.report.text()}
+    if isinstance(bench, RemoteBench):
+        facts |= bench.provenance(config)
     result = evaluate(
         task.questions,
         core=task.core,
         engine=bench.engine,
         dialogue=bench.dialogue,
-        sampling=eval_sampling(config, task.core),
+        sampling=sampling,
         limits=limits(config),
         seed=config.seed,
         finisher=finisher(config),
         on_batch=lambda done: report(done, len(task.questions)),
+        done=_rows(folder, saved, {**facts, "sampling": asdict(sampling), "seed": config.seed}),
+        keep_partial=keep_partial,
     )
-    result.save(folder, extra={**provenance(config, task, questions=name), "dialogue": bench.dialogue.report.text()})
+    if isinstance(bench, RemoteBench):
+        facts["usage"] = asdict(bench.engine.usage)
+        bench.engine.close()
+    result.save(folder, extra=facts)
     return result.summary()
+
+
+def _bench(config: RunConfig, spent: Usage) -> Bench | RemoteBench:
+    return remote_bench(config, spent=spent) if config.engine.name == "openai" else build_bench(config)
+
+
+def _saved(folder: Path) -> dict[str, Any]:
+    """The document of an evaluation that stopped, or finished; empty where there is none."""
+    path = folder / "evaluation.json"
+    if not path.is_file():
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON ({error}); choose another out, or leave resume out") from None
+    return dict(document)
+
+
+def _rows(folder: Path, saved: dict[str, Any], facts: dict[str, Any]) -> dict[str, EvalRow]:
+    """The rows to go on from, if they were made just as they would be made now."""
+    if not saved:
+        return {}
+    now = json.loads(json.dumps(facts))
+    other = [
+        f"{key} ({saved.get(key)!r:.60}, now {value!r:.60})" for key, value in now.items() if saved.get(key) != value
+    ]
+    if other:
+        raise CheckpointError(
+            f"the results in {folder} were made with other options: {'; '.join(other)}; give the same ones, or another "
+            "out"
+        )
+    return read_rows(folder / "evaluation.jsonl")

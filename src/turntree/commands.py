@@ -22,7 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from turntree.errors import ConfigError
+from turntree.errors import ConfigError, EngineError
 from turntree.trainers.compose import compose
 
 if TYPE_CHECKING:
@@ -114,15 +114,20 @@ def run_sft(overrides: Sequence[str]) -> None:
 def run_evaluate(overrides: Sequence[str]) -> None:
     """``turntree evaluate``."""
     config = compose(overrides)  # before the heavy imports, so that mistakes show at once
+    from turntree.trainers.evaluate import INTERRUPTED
     from turntree.trainers.scoring import score
 
     folder = Path(config.out) if config.out else _free(Path("runs/evaluation"))
     with stage_bars() as report:
-        s = score(config, folder, report=lambda done, total: report("evaluate", done, total, ""))
+        s = score(config, folder, report=lambda done, total: report("evaluate", done, total, ""), keep_partial=True)
     say(
         f"EM {s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}]  F1 {s['f1']:.3f} [{s['f1_low']:.3f}, "
         f"{s['f1_high']:.3f}]  n={s['n']} failed={s['failed']}  -> {folder / 'evaluation.json'}"
     )
+    if s["stopped"]:
+        kept = [*(o for o in overrides if not o.startswith("out=")), f"out={folder}"]
+        left = f"{s['unplayed']} questions were not played: {s['stopped']}; {_resume_hint('evaluate', kept)}"
+        raise Stopped(left) if s["stopped"] == INTERRUPTED else EngineError(left)
 
 
 def _free(path: Path) -> Path:

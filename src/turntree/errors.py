@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "CostLimitError",
     "DataError",
     "EngineError",
     "MissingExtraError",
@@ -46,6 +47,10 @@ class RetrievalError(ToolError):
 
 class EngineError(TurnTreeError):
     """A generation engine failed or broke its contract."""
+
+
+class CostLimitError(EngineError):
+    """The configured cost of an endpoint is spent: requests in flight were finished, this one was not started."""
 
 
 class TemplateError(TurnTreeError):
