@@ -29,6 +29,7 @@ from turntree.envs.loading import reject_unknown, resolve
 from turntree.envs.metrics import Normalizer
 from turntree.envs.prompt import PromptTemplate
 from turntree.envs.rewards import Outcome, Reward, evaluate_reward, load_reward, reward_name
+from turntree.envs.schemas import example_argument
 from turntree.envs.snapshot import History, RandomStream
 from turntree.envs.task import FrozenDict, Question, thaw
 from turntree.envs.tools import SearchTool, load_tools, tool_fingerprint, tool_spec
@@ -72,8 +73,9 @@ class SearchQACore(TurnCore[SearchQAState]):
     them. ``prompt`` replaces the grammar's instructions.
 
     ``info`` of every turn holds ``action``, ``turns``, ``searches``, ``overrun``, ``other_dialect``, and where they
-    apply ``tool_calls`` (by tool), ``invalid_reason``, ``retrieved``, ``observation_truncated``; at the end
-    ``stop_reason``, ``answer``, ``em``, ``f1``, ``format_valid``, ``format_reason``.
+    apply ``tool_calls`` (by tool), ``parallel_calls`` (of this turn), ``invalid_reason``, ``retrieved``,
+    ``observation_truncated``; at the end ``stop_reason``, ``answer``, ``em``, ``f1``, ``format_valid``,
+    ``format_reason``.
     """
 
     def __init__(
@@ -137,45 +139,68 @@ class SearchQACore(TurnCore[SearchQAState]):
             return self._end(state, "answer", record=record, parsed=parsed, answer=action.argument)
         if state.turns + 1 >= self.limits.max_turns:
             return self._end(state, "turns", record=record, parsed=parsed)
-        if action.kind not in self.tools:
-            reason = action.argument if action.kind == "invalid" else "no_action"
+        if reason := self._refusal(state, parsed):
             return self._correct(state, text, parsed, reason=reason)
-        if action.kind == "search" and self.limits.searches_left(turns=state.turns, searches=state.searches) <= 0:
-            return self._correct(state, text, parsed, reason="no_searches_left")
-        return Pending(text, action, (ToolCall(action.kind, action.argument, state.memory.get(action.kind)),))
+        calls = (ToolCall(a.kind, a.argument, state.memory.get(a.kind)) for a in parsed.actions)
+        return Pending(text, action, tuple(calls))
+
+    def _refusal(self, state: SearchQAState, parsed: ParsedTurn) -> str:
+        """The reason code for not executing the turn's calls, of which one makes all void; empty for none."""
+        kinds = [action.kind for action in parsed.actions]
+        unknown = next((action for action in parsed.actions if action.kind not in self.tools), None)
+        if unknown is not None:
+            return unknown.argument if unknown.kind == "invalid" else "no_action"
+        if "search" in kinds:
+            left = self.limits.searches_left(turns=state.turns, searches=state.searches)
+            if kinds.count("search") > left:
+                return "no_searches_left"
+        # The second of two calls would not see what the first one remembers.
+        if any(kinds.count(kind) > 1 and self.tools[kind].effects == "in_state" for kind in kinds):
+            return "repeated_call"
+        return ""
 
     def resolve(
         self, state: SearchQAState, pending: Pending[SearchQAState], results: Sequence[ToolResult]
     ) -> Step[SearchQAState]:
-        """Show what the search found, or what another tool returned."""
-        if pending.action.kind == "search":
-            return self._found(state, pending, tuple(p for result in results for p in result.value))
-        name = pending.action.kind
-        (result,) = results
+        """Show what the searches found and what other tools returned, in call order."""
+        shown: list[Observation] = []
+        retrieved: list[dict[str, str]] = []
+        after = state
+        for call, result in zip(pending.calls, results, strict=True):
+            if call.tool == "search":
+                after = replace(after, searches=after.searches + 1)
+                shown.append(self.grammar.results(result.value))
+                retrieved += [{"id": p.id, "title": p.title} for p in result.value]
+            else:
+                after = self._called(after, call.tool, result)
+                shown.append(cast("ToolGrammar", self.grammar).tool_result(call.tool, result.value))
+        searched = any(call.tool == "search" for call in pending.calls)
+        return self._show(after, pending, shown, **({"retrieved": retrieved} if searched else {}))
+
+    def _called(self, state: SearchQAState, name: str, result: ToolResult) -> SearchQAState:
+        """The state after a call of a tool other than the search."""
         if not isinstance(result.value, str):
             raise ToolError(f"the tool {name!r} must return texts, found {result.value!r:.200}; write it as a text")
         state = replace(state, calls=FrozenDict({**state.calls, name: state.calls.get(name, 0) + 1}))
         if self.tools[name].effects == "in_state":
             state = replace(state, memory=FrozenDict({**state.memory, name: result.memory}))
-        return self._show(state, pending, cast("ToolGrammar", self.grammar).tool_result(name, result.value))
-
-    def _found(
-        self, state: SearchQAState, pending: Pending[SearchQAState], passages: tuple[Passage, ...]
-    ) -> Step[SearchQAState]:
-        retrieved = [{"id": p.id, "title": p.title} for p in passages]
-        state = replace(state, searches=state.searches + 1)
-        return self._show(state, pending, self.grammar.results(passages), retrieved=retrieved)
+        return state
 
     def _show(
-        self, state: SearchQAState, pending: Pending[SearchQAState], observation: Observation, **more: Any
+        self, state: SearchQAState, pending: Pending[SearchQAState], shown: Sequence[Observation], **more: Any
     ) -> Step[SearchQAState]:
-        """The step that ends with ``observation``; ``state`` has counted the call."""
-        observation = self._announced(observation, turns=state.turns + 1, searches=state.searches)
-        observation, cut = (observation, False) if self._limit is None else self._limit.cut(observation)
-        record = TurnRecord(pending.text, pending.action, observation.text, "results")
+        """The step that ends with ``shown``, one part a call; ``state`` has counted the calls."""
+        last = self._announced(shown[-1], turns=state.turns + 1, searches=state.searches)
+        parts, cut = (*shown[:-1], last), False
+        if self._limit is not None:
+            parts, cut = self._limit.cut_all(parts)
+        observation = "\n".join(part.text for part in parts)
+        record = TurnRecord(pending.text, pending.action, observation, "results")
         after = replace(state, history=state.history.append(record), length_cuts=0)
+        if len(parts) > 1:
+            more["parallel_calls"] = len(parts)
         info = self._info(after, self.grammar.parse(pending.text)) | more | {"observation_truncated": cut}
-        return Step(after, observation.text, info=FrozenDict(info))
+        return Step(after, observation, info=FrozenDict(info))
 
     def truncate(self, state: SearchQAState, reason: str) -> Step[SearchQAState]:
         """End the episode from outside; scored like any truncation. The step has no turn of its own."""
@@ -240,8 +265,11 @@ class SearchQACore(TurnCore[SearchQAState]):
     def _correct(self, state: SearchQAState, text: str, parsed: ParsedTurn, *, reason: str) -> Step[SearchQAState]:
         """A turn that is not executed: the agent is told why and may go on."""
         invalid = replace(parsed, action=Action("invalid", reason))
-        spoken = Observation("", "", self.grammar.correction(reason))
+        hint = f" {parsed.hint}" if parsed.hint and reason == parsed.action.argument else ""
+        spoken = Observation(self.grammar.correction(reason), hint, "")
         observation = self._announced(spoken, turns=state.turns + 1, searches=state.searches)
+        if hint and self._limit is not None:
+            observation, _ = self._limit.cut(observation)
         record = TurnRecord(text, invalid.action, observation.text, "correction")
         after = replace(state, history=state.history.append(record))
         return Step(after, observation.text, info=FrozenDict(self._info(after, invalid)))
@@ -297,17 +325,20 @@ class SearchQACore(TurnCore[SearchQAState]):
             format_valid=validity.valid,
             format_reason=validity.reason,
             observations=tuple(turn.observation.removesuffix(notice) for turn in turns if turn.kind == "results"),
-            tools_used=frozenset(turn.action.kind for turn in turns if turn.kind == "results"),
+            tools_used=frozenset(name for name, count in self._counts(state).items() if count),
             turns=len(turns),
             stop_reason=state.stop_reason,
             normalizer=self.normalizer,
         )
 
+    def _counts(self, state: SearchQAState) -> dict[str, int]:
+        """Calls so far, by tool."""
+        return {name: state.searches if name == "search" else state.calls.get(name, 0) for name in self.tools}
+
     def _info(self, state: SearchQAState, parsed: ParsedTurn | None) -> dict[str, Any]:
         info: dict[str, Any] = {"turns": state.turns, "searches": state.searches}
         if len(self.tools) > 1:
-            counts = {**state.calls, "search": state.searches}
-            info["tool_calls"] = {name: counts.get(name, 0) for name in self.tools}
+            info["tool_calls"] = self._counts(state)
         if parsed is None:
             return info | {"action": "none"}
         info |= {
@@ -345,9 +376,11 @@ def _observation_limit(
             "max_observation_tokens is set, but there is no tokenizer to count with; pass tokenizer= (the policy's)"
         )
     limit = ObservationLimit(max_tokens, tokenizer)
-    empty = grammar.results([])
     notice = grammar.last_turn_notice()
-    limit.require(empty.text + notice, what="an empty result with the notice of the last turn")
+    calls = getattr(grammar, "max_calls", 1)
+    empty = "\n".join([grammar.results([]).text] * calls)
+    what = "an empty result" if calls == 1 else f"{calls} empty results (max_calls of the grammar)"
+    limit.require(empty + notice, what=f"{what} with the notice of the last turn")
     limit.require(grammar.correction("no_action") + notice, what="a correction with the notice of the last turn")
     for name in tools:
         frame = cast("ToolGrammar", grammar).tool_result(name, "x")
@@ -424,19 +457,15 @@ class SearchQAEnv(TurnEnv[SearchQAState]):
             ) from error
 
 
-_ACTION_EXAMPLES = (
-    "<think>I need a fact.</think>\n<search> who wrote it </search>",
-    "<think>Something else.</think><search>the capital of the country</search>",
-    "<search>《红楼梦》的作者</search>",
-    "<think>Now I know.</think><answer> yes </answer>",
-    "I am not sure what to do.",
-)
-
-
 def _action_examples(grammar: Grammar) -> tuple[str, ...]:
-    if not isinstance(grammar, TagGrammar):
+    """Turns for random play, in the grammar's own way."""
+    if not isinstance(grammar, ToolGrammar):
         return ()
-    return (*_ACTION_EXAMPLES, *(grammar.write("I use it.", Action(name, "1 + 1")) for name in grammar.tool_names))
+    actions = [Action("search", "who wrote it"), Action("search", "《红楼梦》的作者"), Action("answer", "yes")]
+    for spec in getattr(grammar, "tools", ()):
+        argument = example_argument(spec)
+        actions += [] if argument is None else [Action(spec.name, argument)]
+    return (*(grammar.write("I need a fact.", action) for action in actions), "I am not sure what to do.")
 
 
 def _env_options() -> list[str]:

@@ -10,34 +10,53 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from turntree.envs.core import Action
 
-__all__ = ["Reading", "Tags", "advance", "compile_tags", "is_other_dialect", "neutralise", "read"]
+__all__ = [
+    "Reading",
+    "Tags",
+    "advance",
+    "any_spelling",
+    "bracket",
+    "compile_tags",
+    "exactly",
+    "is_other_dialect",
+    "neutralise",
+    "read",
+]
 
 _CONTROL_TOKEN = re.compile(r"<(?=[|｜][^<>\s]{1,64}[|｜]>)")
-_OTHER_DIALECT = re.compile(
-    r"<tool_call>|<function_call>|<function=|<invoke\b|<\|?(?:tool_call|python_tag|action_start)|<｜tool|\[TOOL_CALLS\]"
-    r"|^[ \t]*Action\s*(?:\d+\s*)?:\s*\w+\s*[\[(]|\"(?:arguments|parameters)\"\s*:\s*[{\"]"
-    r"|<code>|<python>|```(?:python|json|tool)",
-    re.IGNORECASE | re.MULTILINE,
+# Ways of calling tools that neither tags nor Hermes use, then what only one of the two would call foreign.
+_FOREIGN = (
+    r"<function_call>|<function=|<invoke\b|<\|?(?:python_tag|action_start)|<\|tool_call|<｜tool|\[TOOL_CALLS\]"
+    r"|^[ \t]*Action\s*(?:\d+\s*)?:\s*\w+\s*[\[(]|\"(?:arguments|parameters)\"\s*:\s*[{\"]|<code>|<python>|```tool"
 )
+_OTHER_DIALECT = {
+    "tags": re.compile(rf"{_FOREIGN}|<tool_call|```(?:python|json)", re.IGNORECASE | re.MULTILINE),
+    "hermes": re.compile(rf"{_FOREIGN}|</?(?:search|information|answer)>", re.IGNORECASE | re.MULTILINE),
+}
 _EMPTY = {"search": "empty_query", "answer": "empty_answer"}
 
 
 @dataclass(frozen=True)
 class Tags:
-    """The tags of a grammar, compiled: what calls for an action, and the automaton of a valid episode."""
+    """The tags of a grammar, compiled: what calls for an action, and the automaton of a valid episode.
+
+    ``shown`` is the tag around what the environment answers.
+    """
 
     actions: frozenset[str]
     exact: re.Pattern[str]
     any_spelling: re.Pattern[str]
     moves: Mapping[tuple[str, str], str]
     inside: frozenset[str]
+    shown: str = "information"
 
 
 @functools.cache
-def compile_tags(tools: tuple[str, ...] = ()) -> Tags:
+def compile_tags(tools: tuple[str, ...] = (), shown: str = "information") -> Tags:
     """The automaton is Tree-GRPO's (qa_em_format.is_valid_sequence), every tool in the place of the search.
 
     think -> (search -> information -> think)* -> answer, only white space between tags.
@@ -45,26 +64,38 @@ def compile_tags(tools: tuple[str, ...] = ()) -> Tags:
     calls = ("search", *tools)
     moves = {
         ("start", "<think>"): "in_think",
-        ("information", "<think>"): "in_think",
+        (shown, "<think>"): "in_think",
         ("in_think", "</think>"): "after_think",
-        ("in_information", "</information>"): "information",
+        (f"in_{shown}", f"</{shown}>"): shown,
         ("after_think", "<answer>"): "in_answer",
         ("in_answer", "</answer>"): "end",
     }
     for call in calls:
         moves["after_think", f"<{call}>"] = f"in_{call}"
         moves[f"in_{call}", f"</{call}>"] = f"after_{call}"
-        moves[f"after_{call}", "<information>"] = "in_information"
-    names = ("think", "information", "answer", *calls)
-    either = "|".join(names)
+        moves[f"after_{call}", f"<{shown}>"] = f"in_{shown}"
+    names = ("think", shown, "answer", *calls)
     return Tags(
         actions=frozenset({"answer", *calls}),
-        exact=re.compile(rf"<(/?)({either})>"),
-        # Written so that long runs of white space cannot be split in two ways: a turn is untrusted text of any length.
-        any_spelling=re.compile(rf"<\s*(?:/\s*)?(?:{either})\s*(?:/\s*)?>", re.IGNORECASE),
+        exact=exactly(names),
+        any_spelling=any_spelling(names),
         moves=moves,
         inside=frozenset(f"in_{name}" for name in names),
+        shown=shown,
     )
+
+
+def exactly(names: Sequence[str]) -> re.Pattern[str]:
+    """Tags as they must be written: group 1 the slash of a closing one, group 2 the name."""
+    return re.compile(rf"<(/?)({'|'.join(names)})>")
+
+
+def any_spelling(names: Sequence[str]) -> re.Pattern[str]:
+    """Tags however they are spelt.
+
+    Written so that long runs of white space cannot be split in two ways: a turn is untrusted text of any length.
+    """
+    return re.compile(rf"<\s*(?:/\s*)?(?:{'|'.join(names)})\s*(?:/\s*)?>", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +122,7 @@ def read(text: str, known: Tags) -> Reading:
         if name == "think":
             thinking, thought = not tag[1], thought or bool(tag[1])
         elif thinking and tag.start() < last_close:
-            in_thought = "action_in_thought" if tag[1] and name != "information" else in_thought
+            in_thought = "action_in_thought" if tag[1] and name != known.shown else in_thought
         elif name in known.actions and not tag[1]:
             opened[name] = tag
         elif name in opened and tags[index - 1] is opened[name]:
@@ -133,8 +164,8 @@ def advance(state: str, text: str, known: Tags, *, own_turn: bool) -> tuple[str,
     for tag in known.exact.finditer(text):
         if state not in known.inside and text[position : tag.start()].strip():
             return state, f"unexpected_text:{state}"
-        if own_turn and tag[2] == "information":
-            return state, "fabricated_information"
+        if own_turn and tag[2] == known.shown:
+            return state, f"fabricated_{known.shown}"
         if (state, tag[0]) not in known.moves:
             return state, f"unexpected_tag:{state}"
         state = known.moves[state, tag[0]]
@@ -144,12 +175,17 @@ def advance(state: str, text: str, known: Tags, *, own_turn: bool) -> tuple[str,
     return state, ""
 
 
-def is_other_dialect(text: str) -> bool:
-    """Whether a turn looks like a call in another convention (Hermes, ReAct, JSON functions, code blocks)."""
-    return _OTHER_DIALECT.search(text) is not None
+def is_other_dialect(text: str, own: Literal["tags", "hermes"] = "tags") -> bool:
+    """Whether a turn looks like a call in another convention than ``own`` (ReAct, JSON functions, code blocks, ...)."""
+    return _OTHER_DIALECT[own].search(text) is not None
 
 
-def neutralise(text: str, tools: tuple[str, ...] = ()) -> str:
+def neutralise(text: str, tools: tuple[str, ...] = (), shown: str = "information") -> str:
     """Retrieved text is data: tags of the grammar and chat control tokens inside it lose their angle brackets."""
-    bracketed = compile_tags(tools).any_spelling.sub(lambda match: f"[{match[0][1:-1]}]", text)
+    return bracket(text, compile_tags(tools, shown).any_spelling)
+
+
+def bracket(text: str, tags: re.Pattern[str]) -> str:
+    """``text`` with ``tags`` and chat control tokens in square brackets."""
+    bracketed = tags.sub(lambda match: f"[{match[0][1:-1]}]", text)
     return _CONTROL_TOKEN.sub("[", bracketed)

@@ -62,19 +62,36 @@ class ObservationLimit:
                 "tokens; raise the limit"
             )
 
-    def cut(self, observation: Observation) -> tuple[Observation, bool]:
-        """The observation within the limit, and whether its body had to be shortened."""
-        if self.fits(observation.text):
+    def cut(self, observation: Observation, *, share: int | None = None) -> tuple[Observation, bool]:
+        """The observation within the limit (or a ``share`` of it), and whether its body had to be shortened."""
+        limit = self.max_tokens if share is None else share
+        if len(self.ids(observation.text)) <= limit:
             return observation, False
         ids = self.ids(observation.body)
-        room = min(len(ids), self.max_tokens - len(self.ids(observation.head + observation.tail)))
+        room = min(len(ids), limit - len(self.ids(observation.head + observation.tail)))
         while room > 0:
             shorter = replace(observation, body=self._prefix(observation.body, ids, room))
-            excess = len(self.ids(shorter.text)) - self.max_tokens
+            excess = len(self.ids(shorter.text)) - limit
             if excess <= 0:
                 return shorter, True
             room -= excess
         return replace(observation, body=""), True
+
+    def cut_all(self, observations: Sequence[Observation]) -> tuple[tuple[Observation, ...], bool]:
+        """The results of one turn, which are shown on lines of their own, within the limit together.
+
+        Each is cut to the same share, as large as can be; whether any body had to be shortened.
+        """
+        if self.fits(_joined(observations)):
+            return tuple(observations), False
+        low, high = 1, self.max_tokens
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.fits(_joined([self.cut(part, share=middle)[0] for part in observations])):
+                low = middle
+            else:
+                high = middle - 1
+        return tuple(self.cut(part, share=low)[0] for part in observations), True
 
     def _prefix(self, body: str, ids: Sequence[int], count: int) -> str:
         """The text of the first ``count`` tokens, or of a few less where they end inside a character."""
@@ -91,6 +108,10 @@ class ObservationLimit:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if len(self.ids(body[:middle])) <= count else (low, middle - 1)
         return body[:low]
+
+
+def _joined(observations: Sequence[Observation]) -> str:
+    return "\n".join(observation.text for observation in observations)
 
 
 def _accepted(function: Any, argument: Any, options: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from turntree.envs import Action, TagGrammar
-from turntree.envs.grammar import _warn_restored, complete_turn
+from turntree.envs.grammar.base import _warn_restored, complete_turn
 
 
 def test_c07_a_stripped_closing_tag_is_put_back_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
