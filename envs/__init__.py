@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gymnasium
 
+from turntree.envs.actions import ActionTags, PlainText
+from turntree.envs.agent_task import AgentTask, TaskCore
 from turntree.envs.core import Action, Pending, Step, TextTool, Tool, ToolCall, ToolFailure, ToolResult, TurnCore
 from turntree.envs.grammar import Grammar, ParsedTurn, TagGrammar, TurnRecord
 from turntree.envs.metrics import exact_match, f1_score, sub_exact_match
@@ -22,6 +24,8 @@ from turntree.envs.vector import TurnVectorEnv, vectorized
 
 __all__ = [
     "Action",
+    "ActionTags",
+    "AgentTask",
     "FrozenDict",
     "Grammar",
     "History",
@@ -29,6 +33,7 @@ __all__ = [
     "Outcome",
     "ParsedTurn",
     "Pending",
+    "PlainText",
     "PromptTemplate",
     "Question",
     "RandomStream",
@@ -40,6 +45,7 @@ __all__ = [
     "Snapshot",
     "Step",
     "TagGrammar",
+    "TaskCore",
     "TextTool",
     "Tool",
     "ToolCall",

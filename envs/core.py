@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from turntree.envs.task import FrozenDict
+from turntree.errors import ConfigError
 
 __all__ = [
     "Action",
@@ -131,7 +132,7 @@ class Step(Generic[S]):
 
     ``info`` holds plain JSON-able data. Keys that the library reads: ``action`` (kind), ``stop_reason`` (once done:
     ``answer``, ``turns``, ``length``, ``context``), ``invalid_reason``, ``retrieved`` (tuple of ``{"id","title"}``),
-    ``observation_truncated``, ``format_valid``, ``em``, ``f1``.
+    ``observation_truncated``, ``format_valid``, ``success``, ``em``, ``f1``.
     """
 
     state: S
@@ -163,6 +164,13 @@ class TurnCore(ABC, Generic[S]):
 
     #: Tools by name; empty for a task without tools.
     tools: Mapping[str, Tool] = {}
+    #: The number that runs are judged by: ``reward``, ``success``, ``em``, or another number in the last turn's info.
+    metric: str = "reward"
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end a turn besides the end of the text; they belong to it."""
+        return ()
 
     @property
     @abstractmethod
@@ -189,6 +197,16 @@ class TurnCore(ABC, Generic[S]):
     @abstractmethod
     def truncate(self, state: S, reason: str) -> Step[S]:
         """End the episode from outside (``reason="context"``: no room for another turn). Scored like any truncation."""
+
+    def limited(self, max_observation_tokens: int, tokenizer: Any) -> TurnCore[S]:
+        """The same rules with observations cut to so many tokens. Raises ``ConfigError`` where they cannot be."""
+        del max_observation_tokens, tokenizer
+        raise ConfigError(f"{type(self).__name__} has no limit in tokens for its observations; set none")
+
+    def render(self, state: S) -> str:
+        """The episode so far as a text for people: prompt, turns and observations; empty where a core cannot say."""
+        del state
+        return ""
 
     @abstractmethod
     def reseed(self, state: S, seed: int) -> S:

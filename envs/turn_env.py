@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 import gymnasium
 import numpy as np
 from gymnasium.error import InvalidAction, ResetNeeded
 from gymnasium.utils import seeding
 
+from turntree.envs.agent_task import AgentTask, TaskCore
 from turntree.envs.core import Finish, Pending, Step, ToolFailure, ToolResult, TurnCore
 from turntree.envs.loading import reject_unknown
 from turntree.envs.snapshot import Snapshot
@@ -27,24 +28,26 @@ S = TypeVar("S")
 class TurnEnv(gymnasium.Env[str, str], Generic[S]):
     """Episodes of model turns: ``reset`` gives the prompt's text, ``step`` takes one turn and gives the observation.
 
-    ``core`` holds the rules, ``tasks`` the questions an episode may be about (drawn with ``np_random`` at reset).
+    ``core`` holds the rules, or is an :class:`AgentTask` that does; ``tasks`` are the questions an episode may be about
+    (drawn with ``np_random`` at reset). ``render_mode="ansi"`` makes :meth:`render` give the episode as a text.
     A tool call that fails is retried ``tool_retries`` times after ``tool_backoff_s`` seconds, doubling; when it still
     fails, ``step`` raises ``ToolError`` and the environment is as before, so the same turn may be sent again.
 
     ``calls`` counts the tool calls that this environment object made; it is not part of the state.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own declaration
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - Gymnasium's own declaration
     reset_options = ("snapshot", "task", "index")
 
     def __init__(
         self,
-        core: TurnCore[S],
+        core: TurnCore[S] | AgentTask[Any],
         tasks: Sequence[Any],
         *,
         tool_retries: int = 2,
         tool_backoff_s: float = 0.5,
         action_examples: Sequence[str] = (),
+        render_mode: str | None = None,
     ) -> None:
         if not len(tasks):
             raise ConfigError("expected at least one task, found an empty sequence; give the environment questions")
@@ -52,8 +55,14 @@ class TurnEnv(gymnasium.Env[str, str], Generic[S]):
             raise ConfigError(
                 f"expected tool_retries >= 0 and a finite tool_backoff_s >= 0, found {tool_retries}, {tool_backoff_s}"
             )
-        self.core = core
+        if render_mode is not None:
+            reject_unknown([render_mode], self.metadata["render_modes"], what="render mode")
+        if isinstance(core, AgentTask):
+            action_examples = action_examples or core.examples
+            core = cast("TurnCore[S]", TaskCore(core))
+        self.core: TurnCore[S] = core
         self.tasks = tasks
+        self.render_mode = render_mode
         self.tool_retries = tool_retries
         self.tool_backoff_s = tool_backoff_s
         self.calls = CallCounter()
@@ -123,6 +132,12 @@ class TurnEnv(gymnasium.Env[str, str], Generic[S]):
     def done(self) -> bool:
         """Whether the episode is over (False before the first reset)."""
         return self._done
+
+    def render(self) -> str | None:
+        """The episode so far as a text, with ``render_mode="ansi"``; None without. Raises before the first reset."""
+        if self._state is None:
+            raise ResetNeeded("render() was called before reset(); call reset() first")
+        return self.core.render(self._state) if self.render_mode == "ansi" else None
 
     # -- snapshots -------------------------------------------------------------------------------------------
 
