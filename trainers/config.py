@@ -35,6 +35,7 @@ __all__ = [
     "EngineConfig",
     "EnvConfig",
     "ModelConfig",
+    "OpenAIConfig",
     "RewardConfig",
     "RunConfig",
     "SamplingConfig",
@@ -166,13 +167,63 @@ class SamplingConfig:
 class EngineConfig:
     """Where turns are generated."""
 
-    name: str = opt("hf", "hf: transformers in this process, sharing the trainer's weights.")
-    max_batch_rows: int = opt(64, "rows decoded together.")
-    max_cached_tokens: int = opt(1_000_000, "tokens of kept KV caches; least recently used ones are dropped.")
+    name: str = opt("hf", "hf, vllm (in this process), vllm_server, openai (any such server), or auto.")
+    max_batch_rows: int = opt(64, "hf: rows decoded together.")
+    max_cached_tokens: int = opt(1_000_000, "hf: tokens of kept KV caches; least recently used ones are dropped.")
+    max_concurrent_requests: int = opt(64, "vllm, servers: requests in flight.")
+    block_size: int | None = opt(
+        None, "vllm: tokens of a block of the prefix cache (null: 32 on CPU, vLLM's own on GPU)."
+    )
+    gpu_memory_utilization: float = opt(0.5, "vllm on GPU: share of the memory it takes; the trainer needs the rest.")
+    kv_cache_gb: int = opt(1, "vllm on CPU: GiB of its KV cache.")
+    enforce_eager: bool | None = opt(None, "vllm: do not compile the model (null: true on CPU, false on GPU).")
+    args: dict[str, Any] = opt({}, "vllm: further arguments of vllm.LLM, such as tensor_parallel_size.")
+    entropy_topk: int = opt(0, "vllm: entropies over this many most likely tokens (0: none; rules then use nll).")
+    sync: str = opt("folder", "vllm: how weights get there: folder (in sync_folder), nccl or ipc (from GPU to GPU).")
+    sync_folder: str = opt("", "folder of the weights on their way ('' : shared memory, else the temporary folder).")
+    base_url: str = opt("", "servers: address up to /v1, such as http://127.0.0.1:8000/v1.")
+    model: str = opt("", "servers: name under which the server knows the model.")
+    timeout_s: float = opt(600.0, "servers: seconds until a request counts as failed.")
+    retries: int = opt(3, "servers: retries of a request that got no answer.")
 
     def __post_init__(self) -> None:
-        _one_of("engine.name", self.name, ("hf",))
-        _at_least("engine.max_batch_rows", self.max_batch_rows, 1)
+        _finite("engine", self)
+        _one_of("engine.name", self.name, ("hf", "vllm", "vllm_server", "openai", "auto"))
+        _one_of("engine.sync", self.sync, ("folder", "nccl", "ipc"))
+        for name in ("max_batch_rows", "max_concurrent_requests", "block_size", "kv_cache_gb"):
+            _at_least(f"engine.{name}", getattr(self, name), 1)
+        for name in ("entropy_topk", "retries", "timeout_s"):
+            _at_least(f"engine.{name}", getattr(self, name), 0)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"engine.gpu_memory_utilization={self.gpu_memory_utilization} is not a share; expected 0 < share <= 1"
+            )
+
+
+@dataclass(frozen=True)
+class OpenAIConfig:
+    """What engine=openai adds to the address and limits of ``engine``."""
+
+    protocol: str = opt("chat", "chat (messages and text), or completions (token ids; the server must return them).")
+    api_key_env: str = opt("", "name of the environment variable that holds the API key ('' : no key is sent).")
+    requests_per_minute: int | None = opt(None, "requests started in any minute (null: unbounded).")
+    tokens_per_minute: int | None = opt(None, "prompt tokens plus token limits of these requests (null: unbounded).")
+    prompt_price: float = opt(0.0, "price of a million prompt tokens.")
+    completion_price: float = opt(0.0, "price of a million generated tokens.")
+    max_cost: float | None = opt(None, "nothing new is started once this is spent (null: unbounded).")
+    max_tokens_key: str = opt("max_tokens", "how the server calls the limit: max_tokens or max_completion_tokens.")
+    sampling: dict[str, Any] = opt({}, "further sampling keys of each request (top_p, top_k, reasoning_effort, ...).")
+
+    def __post_init__(self) -> None:
+        from turntree.agents.engines.endpoint import Endpoint
+
+        _one_of("openai.protocol", self.protocol, ("chat", "completions"))
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "protocol"}
+        try:
+            Endpoint("http://localhost", "any", **own)
+        except ConfigError as error:
+            message = str(error)
+            raise ConfigError(message if message.startswith("openai.") else f"openai.{message}") from None
 
 
 _PER_TURN = (
@@ -480,6 +531,7 @@ class RunConfig:
     search: SearchConfig = field(default_factory=SearchConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    openai: OpenAIConfig = field(default_factory=OpenAIConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
