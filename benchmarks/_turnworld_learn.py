@@ -24,7 +24,7 @@ from turntree.trainers.plan import GrowthPlan
 from turntree.trainers.seeds import derive_rng
 from turntree.trainers.tree import Group, Node
 
-__all__ = ["PROMPTS", "Arm", "Curve", "Learner", "true_gradient"]
+__all__ = ["Arm", "Curve", "Learner", "true_gradient"]
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ FloatArray = npt.NDArray[np.float64]
 
 COSINE = 0.5
 EXACT_MATCH = 0.5
-FIRST_RATE = 0.4
+FIRST_RATE, STEPS = 0.4, 5
 FRESH_SEEDS, TUNING_SEEDS = 0, 10_000
 RESAMPLES = 2_000
 ARM = "one more arm: 'name=mine expansion=my_pkg:rule credit=rloo chains=2 rounds=2 expansions=2 epochs=1'"
@@ -200,11 +201,11 @@ def train_figures(name: str, world: World, subjects: Sequence[Arm], args: argpar
     chains = [r for r in results if r.arm.is_chain and r.arm.epochs == 1]
     baseline = max(chains or results[:1], key=lambda r: float(r.areas.mean()))
     for result in results:
-        yield from result_figures(name, world, result, baseline or results[0])
+        yield from result_figures(name, world, result, baseline)
 
 
 def result_figures(name: str, world: World, result: Result, baseline: Result) -> Iterator[Figure]:
-    """A seed that never gets there counts as the whole budget, so that a ratio may be too small, never too large."""
+    """Tokens of a seed that never gets there count as the whole budget; the share that does is a figure of its own."""
     label = f"{name} {result.arm.name} {result.arm.shape}"
     own, other = (np.minimum(r.tokens, world.tokens) for r in (result, baseline))
 
@@ -230,22 +231,18 @@ def tuned(world: World, subject: Arm, *, seeds: int) -> tuple[Arm, float]:
     variants = subject.variants()
     if not seeds:
         return variants[0], FIRST_RATE
-    best: tuple[float, Arm, float] | None = None
-    for variant in variants:
 
-        def area(rate: float, variant: Arm = variant) -> float:
-            curves = learn(world, variant, rate, seeds=range(TUNING_SEEDS, TUNING_SEEDS + seeds))
-            return float(np.mean([c.area(world.tokens) for c in curves]))
+    def area(variant: Arm, rate: float) -> float:
+        curves = learn(world, variant, rate, seeds=range(TUNING_SEEDS, TUNING_SEEDS + seeds))
+        return float(np.mean([c.area(world.tokens) for c in curves]))
 
-        rate, found = climb(area)
-        if best is None or found > best[0]:
-            best = found, variant, rate
-    assert best is not None
-    return best[1], best[2]
+    climbed = [(variant, *climb(partial(area, variant))) for variant in variants]
+    chosen, rate, _ = max(climbed, key=lambda found: found[2])
+    return chosen, rate
 
 
 def climb(score: Callable[[float], float]) -> tuple[float, float]:
-    """The rate, in steps of a factor of two, that neither neighbour beats, and its score."""
+    """The rate, in up to ``STEPS`` steps of a factor of two, that neither neighbour beats, and its score."""
     known: dict[float, float] = {}
 
     def of(rate: float) -> float:
@@ -254,8 +251,8 @@ def climb(score: Callable[[float], float]) -> tuple[float, float]:
         return known[rate]
 
     rate = FIRST_RATE
-    while (better := max((rate, rate / 2, rate * 2), key=of)) != rate:
-        rate = better
+    for _ in range(STEPS):
+        rate = max((rate, rate / 2, rate * 2), key=of)
     return rate, known[rate]
 
 
@@ -285,7 +282,7 @@ def report(line: str) -> None:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measure", nargs="+", choices=["gradient", "train"], default=["gradient", "train"])
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=["A"], help="worlds to measure in")
-    parser.add_argument("--arms", nargs="+", metavar="NAME", help="only these of the default arms")
+    parser.add_argument("--arms", nargs="+", choices=[a.name for a in arms()], help="only these of the default arms")
     parser.add_argument("--arm", action="append", default=[], metavar="OPTIONS", help=ARM)
     parser.add_argument("--seeds", type=int, default=12, help="fresh seeds of a learning curve")
     parser.add_argument("--tuning-seeds", type=int, default=2, help="seeds to tune on (0: no tuning)")

@@ -247,6 +247,7 @@ def test_a_curve_crosses_between_updates_and_fills_its_area() -> None:
 def test_a_rate_is_climbed_to_until_no_neighbour_is_better() -> None:
     assert turnworld.climb(lambda rate: -abs(math.log2(rate / 3.2))) == (pytest.approx(3.2), pytest.approx(0.0))
     assert turnworld.climb(lambda rate: 1.0)[0] == pytest.approx(0.4)
+    assert turnworld.climb(lambda rate: -rate)[0] == pytest.approx(0.4 / 2**turnworld.STEPS)
 
 
 def test_tokens_to_a_cosine_grow_with_the_noise() -> None:
