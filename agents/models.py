@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +15,15 @@ from turntree.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["count_parameters", "is_model_folder", "load_model", "load_tokenizer", "quiet_progress", "save_model"]
+__all__ = [
+    "count_parameters",
+    "is_model_folder",
+    "load_model",
+    "load_tokenizer",
+    "quiet_progress",
+    "save_model",
+    "save_weights",
+]
 
 
 def load_model(path: str | Path, *, dtype: str = "float32", device: str | torch.device = "cpu") -> tuple[Any, Any]:
@@ -75,6 +84,39 @@ def save_model(model: Any, tokenizer: Any, folder: str | Path) -> Path:
             os.replace(folder, Path(scratch) / "old")
         os.replace(fresh, folder)
     return folder
+
+
+def save_weights(model: Any, folder: Path, *, untie: bool = False) -> None:
+    """Write configuration and weights (safetensors) into ``folder``, for an engine that reads them at once.
+
+    ``untie`` writes an output layer that shares the embedding as a tensor of its own, and a configuration that says so:
+    vLLM on CPU packs its output layer once, and reloads it only where the folder holds it.
+    """
+    if not untie or not _is_tied(model):
+        with quiet_progress():
+            model.save_pretrained(folder)
+        return
+    from safetensors.torch import save_file
+
+    config = copy.deepcopy(model.config)
+    config.tie_word_embeddings = False
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    output = model.get_output_embeddings().weight
+    tensors = {name: t.detach().clone() if t is output else t.detach() for name, t in _named_tensors(model)}
+    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+
+
+def _is_tied(model: Any) -> bool:
+    output = model.get_output_embeddings()
+    return output is not None and output.weight is model.get_input_embeddings().weight
+
+
+def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters by every name they have, and persistent buffers."""
+    yield from model.named_parameters(remove_duplicate=False)
+    known = dict(model.named_parameters(remove_duplicate=False))
+    yield from ((name, t) for name, t in model.state_dict().items() if name not in known)
 
 
 def is_model_folder(folder: Path) -> bool:

@@ -67,13 +67,14 @@ def build_tiny_model(
     hidden: int = 96,
     layers: int = 2,
     heads: int = 4,
+    head_dim: int | None = None,
     max_positions: int = 2048,
     seed: int = 0,
 ) -> Any:
     """A ``LlamaForCausalLM`` with random weights, tied embeddings, float32.
 
-    By default it has 0.22 M parameters and 96 more for each token of the vocabulary. The global random state is left as
-    it was. Raises ``ConfigError`` when ``hidden`` does not split over ``heads``.
+    By default it has 0.22 M parameters and 96 more for each token of the vocabulary. ``head_dim`` is ``hidden / heads``;
+    vLLM on CPU needs a multiple of 32 (0.25 M parameters). The global random state is left as it was. Raises ``ConfigError`` when ``hidden`` does not split over ``heads``.
     """
     import torch
     import transformers
@@ -87,6 +88,7 @@ def build_tiny_model(
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
+        head_dim=head_dim or hidden // heads,
         max_position_embeddings=max_positions,
         tie_word_embeddings=True,
         # Weights this large let so narrow a network find attention patterns in hundreds of steps, not thousands.

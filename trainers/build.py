@@ -14,8 +14,9 @@ import torch
 from turntree.agents.dialogue import Dialogue, Style
 from turntree.agents.engines.hf import HFEngine
 from turntree.agents.engines.protocol import Engine, SamplingParams
-from turntree.agents.models import load_model
+from turntree.agents.models import load_model, save_weights
 from turntree.agents.scorer import Finisher, Scorer
+from turntree.agents.tokenizer import end_ids
 from turntree.envs.datasets import load_questions
 from turntree.envs.loading import check_arguments
 from turntree.envs.search_qa import Limits as EnvLimits
@@ -81,6 +82,12 @@ class Bench:
     dialogue: Dialogue
     engine: Engine
 
+    def close(self) -> None:
+        """Let go of what the engine holds outside this process: vLLM's processes, connections."""
+        close = getattr(self.engine, "close", None)
+        if close is not None:
+            close()
+
 
 def build_bench(config: RunConfig) -> Bench:
     """Load the policy and put an engine on its weights."""
@@ -94,13 +101,69 @@ def build_bench(config: RunConfig) -> Bench:
     model, tokenizer = load_model(Path(config.model.path), dtype=config.model.dtype, device=config.trainer.device)
     _check_context(config, model)
     dialogue = Dialogue(tokenizer, style=cast("Style", config.model.dialogue))
-    engine = HFEngine(
-        model,
-        tokenizer,
-        max_batch_rows=config.engine.max_batch_rows,
-        max_cached_tokens=config.engine.max_cached_tokens,
+    return Bench(model, tokenizer, dialogue, _engine(config, model, tokenizer))
+
+
+def _engine(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Engine:
+    """The engine that ``engine.name`` asks for, on the weights of ``model``."""
+    makers = {"hf": _hf, "vllm": _vllm, "vllm_server": _vllm_server}
+    if config.engine.name not in makers:
+        raise ConfigError(f"engine={config.engine.name} generates no token ids to train on; choose from {list(makers)}")
+    return makers[config.engine.name](config, model, tokenizer)
+
+
+def _hf(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Engine:
+    options = config.engine
+    return HFEngine(
+        model, tokenizer, max_batch_rows=options.max_batch_rows, max_cached_tokens=options.max_cached_tokens
     )
-    return Bench(model, tokenizer, dialogue, engine)
+
+
+def _publish(model: PreTrainedModel) -> Callable[[Path], object]:
+    """Writes the weights for vLLM, which on CPU needs the output layer as a tensor of its own."""
+    return functools.partial(save_weights, model, untie=not torch.cuda.is_available())
+
+
+def _vllm(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Engine:
+    from turntree.agents.engines.vllm import VLLMEngine
+
+    options = config.engine
+    return VLLMEngine(
+        config.model.path,
+        tokenizer,
+        dtype=config.model.dtype,
+        max_context_tokens=config.sampling.max_context_tokens,
+        stop_ids=end_ids(tokenizer, model.generation_config),
+        publish=_publish(model),
+        module=model,
+        sync=cast("Any", options.sync),
+        sync_folder=options.sync_folder or None,
+        max_concurrent_requests=options.max_concurrent_requests,
+        block_size=options.block_size,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        kv_cache_gb=options.kv_cache_gb,
+        enforce_eager=options.enforce_eager,
+        entropy_topk=options.entropy_topk,
+        options=options.args,
+    )
+
+
+def _vllm_server(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Engine:
+    from turntree.agents.engines.vllm_server import VLLMServerEngine
+
+    options = config.engine
+    return VLLMServerEngine(
+        options.base_url,
+        tokenizer,
+        max_context_tokens=config.sampling.max_context_tokens,
+        stop_ids=end_ids(tokenizer, model.generation_config),
+        publish=_publish(model),
+        sync_folder=options.sync_folder or None,
+        max_concurrent_requests=options.max_concurrent_requests,
+        entropy_topk=options.entropy_topk,
+        timeout_s=options.timeout_s,
+        retries=options.retries,
+    )
 
 
 def _check_context(config: RunConfig, model: PreTrainedModel) -> None:

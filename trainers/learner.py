@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
@@ -375,7 +376,11 @@ class _Run:
     # -- stages -------------------------------------------------------------------------------------------------------
 
     def train(self) -> TrainResult:
-        with stop_on_interrupt("training step") as self.interrupted, self._resume_or_start() as self.metrics:
+        with (
+            closing(self.bench),
+            stop_on_interrupt("training step") as self.interrupted,
+            self._resume_or_start() as self.metrics,
+        ):
             if self.progress.step == 0 and self.config.trainer.eval_every:
                 self._validate(0)
             self._trainer().train()

@@ -67,11 +67,11 @@ class Stages:
         return replace(config, env=env, model=replace(config.model, path=str(model)))
 
 
-def write_tiny_model(out: Path, *, seed: int) -> Path:
+def write_tiny_model(out: Path, *, seed: int, head_dim: int | None = None) -> Path:
     """Write the tiny decoder with random weights and its tokenizer as a Hugging Face folder."""
     words, syllables = lexicon()
     tokenizer = build_tokenizer([*words, *WorldGrammar().words(), *name_words()], syllables)
-    save_model(build_tiny_model(tokenizer, seed=seed), tokenizer, out)
+    save_model(build_tiny_model(tokenizer, seed=seed, head_dim=head_dim), tokenizer, out)
     return out
 
 
@@ -87,7 +87,9 @@ def quickstart(config: RunConfig, *, report: Report = lambda *_: None) -> dict[s
     RunFolder.create(stages.root, config, resume=config.resume)
     _worlds(stages, config)
     if not (stages.initial / "config.json").is_file():
-        write_tiny_model(stages.initial, seed=config.seed)
+        # vLLM on CPU has no attention of 24 dimensions.
+        head_dim = 32 if config.engine.name.startswith("vllm") else None
+        write_tiny_model(stages.initial, seed=config.seed, head_dim=head_dim)
     start_model, cold_seconds = _cold_start(stages, config, report)
     before = score_once(stages.configure(config, start_model), stages.before, stage="evaluate before", report=report)
     result = _train(stages, config, start_model, report)
