@@ -10,7 +10,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -144,7 +144,7 @@ class VLLMEngine:
         replies = dict(self.as_completed(requests))
         return [replies[i] for i in range(len(requests))]
 
-    def as_completed(self, requests: Sequence[Request]) -> Iterator[tuple[int, Generation]]:
+    def as_completed(self, requests: Sequence[Request]) -> Generator[tuple[int, Generation], None, None]:
         """(index of the request, its generation) as they end. What is left is aborted when the consumer stops.
 
         Raises ``EngineError`` like :meth:`generate`; impossible requests before any is started.
@@ -155,7 +155,7 @@ class VLLMEngine:
 
     def _stream(
         self, requests: Sequence[Request], arguments: Sequence[dict[str, Any]]
-    ) -> Iterator[tuple[int, Generation]]:
+    ) -> Generator[tuple[int, Generation], None, None]:
         waiting: dict[str, int] = {}
         try:
             with self._lock:

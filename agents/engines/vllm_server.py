@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,13 +88,13 @@ class VLLMServerEngine:
         replies = dict(self.as_completed(requests))
         return [replies[i] for i in range(len(requests))]
 
-    def as_completed(self, requests: Sequence[Request]) -> Iterator[tuple[int, Generation]]:
+    def as_completed(self, requests: Sequence[Request]) -> Generator[tuple[int, Generation], None, None]:
         """(index of the request, its generation) as they end. What is left is dropped when the consumer stops."""
         check_requests(requests, max_context_tokens=self.max_context_tokens)
         self.probe()
         return self._stream([self._call(request) for request in requests])
 
-    def _stream(self, calls: Sequence[Callable[[], T]]) -> Iterator[tuple[int, T]]:
+    def _stream(self, calls: Sequence[Callable[[], T]]) -> Generator[tuple[int, T], None, None]:
         outcomes = self._transport().map(calls)
         left = len(calls)
         try:
