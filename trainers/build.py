@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +29,12 @@ from turntree.search_backend.bm25 import BM25Backend, BM25Settings
 from turntree.trainers.compose import import_object
 from turntree.trainers.config import AlgorithmConfig, RunConfig
 from turntree.trainers.credit import CreditRule, credit_needs
+from turntree.trainers.doctor import resolve_engine
 from turntree.trainers.objectives import LossFunction, PairLossFunction, loss_needs
 from turntree.trainers.pairs import Pair, sibling_pairs
 from turntree.trainers.plugins import load_backend, load_batched, load_env, load_reward, load_rule, spelled
 from turntree.trainers.probe import probe_credit, probe_expansion, probe_loss
+from turntree.trainers.remote import refuse_training
 from turntree.trainers.rollout import Budget, GrowthPlan, Limits
 from turntree.trainers.shaping import Overlong
 from turntree.trainers.tree import Group
@@ -62,6 +65,8 @@ __all__ = [
 ]
 
 
+_log = logging.getLogger(__name__)
+
 AnyLoss: TypeAlias = "LossFunction | PairLossFunction"
 
 
@@ -91,6 +96,10 @@ class Bench:
 
 def build_bench(config: RunConfig) -> Bench:
     """Load the policy and put an engine on its weights."""
+    config, reason = resolve_engine(config, trains=True)
+    if reason:
+        _log.info("engine=auto is %s: %s", config.engine.name, reason)
+    refuse_training(config)
     if not config.model.path:
         raise ConfigError(
             "model.path is empty: expected a Hugging Face folder (try `turntree model tiny --out DIR` or "

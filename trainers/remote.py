@@ -30,6 +30,10 @@ class RemoteBench:
     protocol: str
     dialogue_text: str
 
+    def close(self) -> None:
+        """Close the connections."""
+        self.engine.close()
+
     def provenance(self, config: RunConfig) -> dict[str, Any]:
         """What a result says of the endpoint; no key is in it."""
         return {

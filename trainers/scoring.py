@@ -12,6 +12,7 @@ from turntree.agents.engines.endpoint import Usage
 from turntree.errors import CheckpointError
 from turntree.trainers.build import Bench, build_bench, build_task, eval_sampling, finisher, limits, provenance
 from turntree.trainers.config import RunConfig
+from turntree.trainers.doctor import resolve_engine
 from turntree.trainers.evaluate import EvalRow, evaluate, read_rows
 from turntree.trainers.remote import RemoteBench, remote_bench
 
@@ -32,6 +33,7 @@ def score(
     is missing in ``folder``, or failed, is played. Raises ``CheckpointError`` when the results there were made in
     another way.
     """
+    config, why = resolve_engine(config, trains=False)
     saved = _saved(folder) if config.resume else {}
     bench = _bench(config, Usage(**saved.get("usage", {})))
     name = config.env.test_questions or config.env.dev_questions
@@ -39,6 +41,7 @@ def score(
     task = build_task(config, bench.tokenizer, questions=name, corpus=corpus, option="env.test_questions")
     sampling = eval_sampling(config, task.core)
     facts = {**provenance(config, task, questions=name), "protocol": "tokens", "dialogue": bench.dialogue.report.text()}
+    facts["engine"] = config.engine.name
     if isinstance(bench, RemoteBench):
         facts |= bench.provenance(config)
     result = evaluate(
@@ -56,7 +59,9 @@ def score(
     )
     if isinstance(bench, RemoteBench):
         facts["usage"] = asdict(bench.engine.usage)
-        bench.engine.close()
+    bench.close()
+    if why:
+        facts["engine_reason"] = why
     result.save(folder, extra=facts)
     return result.summary()
 

@@ -146,6 +146,19 @@ def explain(tree: Path, credit: str | None, arguments: tuple[str, ...], step: in
     run_explain(tree, credit=credit, arguments=arguments, step=step, index=index)
 
 
+@cli.command(cls=Configured)
+@overrides
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+def doctor(overrides: tuple[str, ...], as_json: bool) -> None:
+    """What this machine can run, which engine and why.
+
+    With overrides: whether the run that they describe can work here; exit code 1 if not.
+    """
+    from turntree.commands import run_doctor
+
+    run_doctor(overrides, as_json=as_json)
+
+
 def main() -> None:
     """Entry point: errors that users can mend are one message, not a traceback.
 

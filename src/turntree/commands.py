@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Stopped",
     "resumable",
+    "run_doctor",
     "run_evaluate",
     "run_explain",
     "run_model",
@@ -193,6 +194,22 @@ def _argument(text: str) -> tuple[str, Any]:
         return key, json.loads(value)
     except ValueError:
         return key, value
+
+
+def run_doctor(overrides: Sequence[str], *, as_json: bool) -> None:
+    """``turntree doctor``; ends the process with code 1 when the configured run cannot work."""
+    config = compose(overrides)
+    from turntree.trainers import doctor
+
+    checks = doctor.diagnose(config)
+    document = doctor.as_json(checks, config)
+    if as_json:
+        console.print_json(json.dumps(document))
+    else:
+        for line in doctor.lines(checks):
+            say(line)
+    if not document["ok"]:
+        raise SystemExit(1)
 
 
 def run_quickstart(overrides: Sequence[str]) -> None:
