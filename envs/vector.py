@@ -147,14 +147,18 @@ class TurnVectorEnv(VectorEnv[_Texts, Sequence[str | None], NDArray[Any]], Gener
                 raise ConfigError(
                     f"{name}: expected one for each of {self.num_envs} environments, found {values!r:.200}"
                 )
-        turns = {i: (text, ends[i]) for i, text in enumerate(actions) if text is not None}
+        turns: dict[int, tuple[str, Finish]] = {
+            i: (text, ends[i]) for i, text in enumerate(actions) if text is not None
+        }
         over = [i for i in turns if self.envs[i].done]
         if over and self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             raise ResetNeeded(
                 f"the episodes of environments {over} are over; reset them (options={{'reset_mask': ...}}), restore a "
                 "snapshot, or give None as their action"
             )
-        return {i: turn for i, turn in turns.items() if i not in over}
+        for i in over:
+            del turns[i]
+        return turns
 
     def _begin(self, i: int, text: str, finish: Finish) -> Step[S] | Pending[S]:
         return self.envs[i].begin(text, finish=finish)
