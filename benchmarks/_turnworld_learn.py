@@ -30,6 +30,10 @@ FloatArray = npt.NDArray[np.float64]
 
 PROMPTS = 16
 """Questions of a rollout."""
+EPS = 1e-4
+"""Of Adam. Every context has logits of its own, so that with a tiny epsilon the smallest credit of a prompt that only
+failed becomes a full step of its contexts: a fault of tables, which rules with a baseline of the whole batch would pay
+for (``guided_loo``: mean exact match 0.18 with 1e-8) and rules that give such prompts exactly 0 would not."""
 
 _SHAPE = ("name", "trees", "chains", "rounds", "expansions", "budget_leaves", "expansion", "expansion_args")
 _CREDIT = ("credit", "credit_args", "shared_turns")
@@ -135,7 +139,7 @@ class Learner:
 
     def train(self, budget: int, *, lr: float) -> Curve:
         """Rollout after rollout until ``budget`` tokens are used, as the world counts them."""
-        adam = torch.optim.Adam([self.logits], lr=lr, betas=(0.9, 0.99))
+        adam = torch.optim.Adam([self.logits], lr=lr, betas=(0.9, 0.99), eps=EPS)
         curve = Curve([0], [self.exact_match()])
         while curve.tokens[-1] < budget:
             rollout = self.rollout()

@@ -84,6 +84,7 @@ def arms() -> list[Arm]:
         arm("at2po_centred", shapes=TREES, expansion="entropy", credit="at2po_centred"),
         arm("entropy_leaf", shapes=TREES, expansion="entropy", credit="grpo"),
         arm("guided_loo", shapes=TREES, expansion="guided", credit="shrunk_loo"),
+        arm("guided_loo_group", shapes=TREES, expansion="guided", credit="shrunk_loo", credit_args={"prior": "group"}),
         arm("ucb_tree", shapes=TREES, expansion="ucb", credit="grpo"),
         arm("arpo", shapes=COPIES, expansion="arpo", credit="grpo"),
         arm("sibling_baseline", shapes=TREES, expansion="entropy", credit="sibling_baseline"),
