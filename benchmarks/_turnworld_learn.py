@@ -33,7 +33,7 @@ PROMPTS = 16
 EPS = 1e-4
 """Of Adam. Every context has logits of its own, so that with a tiny epsilon the smallest credit of a prompt that only
 failed becomes a full step of its contexts: a fault of tables, which rules with a baseline of the whole batch would pay
-for (``guided_loo``: mean exact match 0.18 with 1e-8) and rules that give such prompts exactly 0 would not."""
+for, and rules that give such prompts exactly 0 would not."""
 
 _SHAPE = ("name", "trees", "chains", "rounds", "expansions", "budget_leaves", "expansion", "expansion_args")
 _CREDIT = ("credit", "credit_args", "shared_turns")
