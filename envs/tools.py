@@ -1,10 +1,12 @@
 """Tools: the search, those that a user names, and the one function that executes calls.
 
-A tool of a user's own is a :class:`TextTool`, a class or factory given by import path and called by its own tag.
+A tool of a user's own is a :class:`TextTool`, a plain typed function, or a tool of an MCP server; :func:`load_tools`
+takes all of them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import re
@@ -14,15 +16,28 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from turntree.envs.core import Effects, TextTool, Tool, ToolCall, ToolFailure, ToolResult, ToolSpec
+from turntree.envs.functions import FunctionTool
+from turntree.envs.functions import tool as tool_function
 from turntree.envs.loading import check_arguments, construct, import_object
+from turntree.envs.schemas import check_schema
 from turntree.envs.task import freeze, thaw
 from turntree.errors import ConfigError, ToolError
 from turntree.search_backend.passage import Passage, SearchBackend
 
-__all__ = ["CallCounter", "SearchTool", "check_tool", "execute", "load_tools", "tool_fingerprint", "tool_spec"]
+__all__ = [
+    "CallCounter",
+    "SearchTool",
+    "check_tool",
+    "execute",
+    "load_tools",
+    "repeatable",
+    "tool_fingerprint",
+    "tool_spec",
+]
 
 _Outcome = ToolResult | ToolFailure
 
+_FUNCTION_OPTIONS = ("effects", "timeout_s", "process", "concurrency", "idempotent")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TAKEN = ("think", "search", "information", "answer", "invalid", "none")
 
@@ -77,9 +92,10 @@ def execute(
     """Execute ``calls``, batched by tool; one outcome each, in the same order.
 
     A failed call is tried again up to ``retries`` times, after ``backoff_s``, then twice as long, and so on; calls
-    that succeeded are never sent again. Identical calls of a tool without effects are sent once and share the
-    result. What is still failing then comes back as a :class:`ToolFailure`. Raises ``ToolError`` for a tool that does
-    not exist or answers with the wrong number of outcomes.
+    that succeeded are never sent again, nor are those of a tool that is not :func:`repeatable`. Identical calls of a
+    tool without effects are sent once and share the result. What is still failing then comes back as a
+    :class:`ToolFailure`. Raises ``ToolError`` for a tool that does not exist or answers with the wrong number of
+    outcomes.
     """
     counter = counter if counter is not None else CallCounter()
     outcomes: dict[int, _Outcome] = {}
@@ -113,7 +129,7 @@ def _execute_one(
     unique = list(dict.fromkeys(calls)) if tool.effects == "none" else list(calls)
     answers: list[_Outcome] = [ToolFailure("not_run", "the call was not executed")] * len(unique)
     waiting = list(range(len(unique)))
-    for attempt in range(retries + 1):
+    for attempt in range(retries + 1 if repeatable(tool) else 1):
         if attempt:
             sleep(backoff_s * 2 ** (attempt - 1))
         counter.add("attempts", name, len(waiting))
@@ -149,6 +165,12 @@ def _attempt(name: str, tool: Tool, calls: Sequence[ToolCall]) -> list[_Outcome]
     return list(outcomes)
 
 
+def repeatable(tool: Tool) -> bool:
+    """Whether a call that failed may be made again: as ``idempotent`` says; else unless its effects are external."""
+    told: bool | None = getattr(tool, "idempotent", None)
+    return tool.effects != "external" if told is None else told
+
+
 # -- tools of a user's own -----------------------------------------------------------------------------------
 
 
@@ -180,33 +202,106 @@ def tool_spec(name: str, tool: Any, *, what: str = "") -> ToolSpec:
         inspect.signature(tool.run).bind([])
     except TypeError as error:
         raise ConfigError(f"{what}: expected run() to take one batch of calls: {error}") from None
-    return ToolSpec(name, tool.description.strip())
+    schema = getattr(tool, "schema", None)
+    if schema is None:
+        return ToolSpec(name, tool.description.strip())
+    return ToolSpec(name, tool.description.strip(), check_schema(schema, what=f"{what}: schema"))
 
 
 def load_tools(tools: Mapping[str, Any], *, what: str = "tools") -> dict[str, TextTool]:
-    """Tools by name, each an object, the import path of a class or factory, or ``{"path": ..., "args": {...}}``.
+    """Tools by name. Each is one of these, by itself or as ``{"path": import path, ...}``:
 
-    Raises ``ConfigError`` with the option (``what`` and the tool's name) for everything that is no tool.
+    - an object with ``run``, ``effects`` and ``description``;
+    - a class or a factory of such objects, which is called with ``args``;
+    - a plain typed function (:func:`turntree.envs.functions.tool`), which takes its options beside the path:
+      ``effects``, ``timeout_s``, ``process``, ``concurrency``, ``idempotent``.
+
+    ``{"mcp": {...}}`` is a server of which each tool is one here; the options are those of
+    :func:`turntree.envs.mcp.mcp_tools`. Raises ``ConfigError`` with the option (``what`` and the name) for everything
+    that is no tool, and for two tools of one name.
     """
-    return {name: _load_tool(name, value, what=f"{what}.{name}") for name, value in tools.items()}
+    loaded: dict[str, TextTool] = {}
+    for name, value in tools.items():
+        option = f"{what}.{name}"
+        found = _load_server(value, what=option) if _is_server(value) else {name: _load_tool(name, value, what=option)}
+        for each, tool in found.items():
+            if each in loaded:
+                raise ConfigError(f"{option}: there is a tool {each!r} already; an mcp server's can be renamed: rename")
+            loaded[each] = tool
+    return loaded
+
+
+def _is_server(value: Any) -> bool:
+    return isinstance(value, Mapping) and "mcp" in value
+
+
+def _load_server(value: Mapping[str, Any], *, what: str) -> dict[str, TextTool]:
+    from turntree.envs.mcp import mcp_tools
+
+    options = value["mcp"]
+    if not isinstance(options, Mapping) or set(value) != {"mcp"}:
+        raise ConfigError(f"{what}: expected mcp with its options (command or url, ...), found {dict(value)!r:.200}")
+    check_arguments(mcp_tools, options, what=f"{what}.mcp")
+    found: dict[str, TextTool] = construct(mcp_tools, options, what=f"{what}.mcp")
+    for name, tool in found.items():
+        tool_spec(name, tool, what=f"{what}.mcp: {name}")
+    return found
 
 
 def _load_tool(name: str, value: Any, *, what: str) -> TextTool:
     tool: Any = value
     path: Any = value if isinstance(value, str) else ""
-    arguments: Any = {}
+    options: dict[str, Any] = {}
     if isinstance(value, Mapping):
-        path, arguments = value.get("path", ""), value.get("args") or {}
-        if not isinstance(path, str) or not path or not isinstance(arguments, Mapping) or set(value) - {"path", "args"}:
+        options = dict(value)
+        path, arguments = options.pop("path", ""), options.get("args") or {}
+        known = {"args", *_FUNCTION_OPTIONS}
+        if not isinstance(path, str) or not path or not isinstance(arguments, Mapping) or set(options) - known:
             raise ConfigError(f"{what}: expected an import path, or path and args, found {dict(value)!r:.200}")
     if path:
-        factory = import_object(path, what=what)
+        tool = import_object(path, what=what)
         what = f"{what}={path}"
-        check_arguments(factory, arguments, what=what)
-        tool = construct(factory, arguments, what=what)
+        tool = _made(tool, options.pop("args", None) or {}, what=what)
+    if inspect.isroutine(tool) or options:
+        tool = _function(tool, options, what=what)
     tool_spec(name, tool, what=what)
     loaded: TextTool = tool
     return loaded
+
+
+def _made(found: Any, arguments: Mapping[str, Any], *, what: str) -> Any:
+    """What is at an import path, or what the class or factory there makes with ``arguments``."""
+    if _is_factory(found, arguments):
+        check_arguments(found, arguments, what=what)
+        return construct(found, arguments, what=what)
+    if arguments:
+        raise ConfigError(f"{what}: expected a class or a factory for args={dict(arguments)}, found {found!r:.100}")
+    return found
+
+
+def _function(found: Any, options: Mapping[str, Any], *, what: str) -> Any:
+    """A plain function as a tool with its options."""
+    if not inspect.isroutine(found) and not isinstance(found, FunctionTool):
+        raise ConfigError(f"{what}: {', '.join(options)} are for plain functions; this tool declares them itself")
+    try:
+        if isinstance(found, FunctionTool):
+            return dataclasses.replace(found, **options)
+        return tool_function(found, **options)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from error
+
+
+def _is_factory(found: Any, arguments: Mapping[str, Any]) -> bool:
+    """A class, or a function for which ``arguments`` are enough: one that needs more is a tool by itself."""
+    if inspect.isclass(found):
+        return True
+    if not inspect.isroutine(found):
+        return not callable(found) and not hasattr(found, "run")  # refused with the reason by whoever calls it
+    try:
+        inspect.signature(found).bind(**arguments)
+    except (TypeError, ValueError):
+        return bool(arguments)
+    return True
 
 
 def tool_fingerprint(tool: Any) -> str:
