@@ -86,14 +86,16 @@ def _checked(override: str) -> str:
     """The override in Hydra's grammar, after its key was found among the documented options.
 
     Keys inside free-form options (``algorithm.credit_args.estimator=intra``) need Hydra's ``++``; users need not know.
+    ``~algorithm.credit_args.kappa`` takes back what a recipe gave.
     """
     options = {key: default for key, default, _ in documented_options()}
     groups = config_groups()
     key, eq, _ = override.partition("=")
     bare = key.lstrip("+~")
-    if not eq:
+    free = any(f"{bare}.".startswith(f"{k}.") for k, default in options.items() if isinstance(default, dict))
+    if not eq and not (free and key.startswith("~")):
         raise ConfigError(f"override {override!r} is not of the form key=value (such as trainer.steps=20)")
-    if any(f"{bare}.".startswith(f"{k}.") for k, default in options.items() if isinstance(default, dict)):
+    if free:
         return override if key != bare else f"++{key}={_free(override[len(key) + 1 :])}"
     if bare not in groups and bare not in options:
         raise ConfigError(

@@ -40,7 +40,10 @@ def spelled(option: str, path: str, arguments: Mapping[str, Any], *, args: str =
 def load_rule(path: str, arguments: Mapping[str, Any], *, option: str) -> Any:
     """A function with its arguments bound."""
     rule = require_rule(import_object(path, option=option), option=f"{option}={path}")
-    return _bound(rule, arguments, what=f"{option}_args")
+    try:
+        return _bound(rule, arguments, what=f"{option}_args")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; ~{option}_args.NAME takes back what a recipe gave") from error
 
 
 def load_batched(path: str, arguments: Mapping[str, Any], *, option: str) -> Any:

@@ -26,7 +26,7 @@ from turntree.trainers.objectives import PolicyObjective, combine_metrics
 from turntree.trainers.packing import column
 from turntree.trainers.preparation import Preparation
 from turntree.trainers.rollout import Prompt, Rollout, RolloutStats, grow
-from turntree.trainers.tree import Group
+from turntree.trainers.tree import Group, Node, Status, Tree
 
 MakeGroups = Callable[..., list[Group]]
 
@@ -192,6 +192,29 @@ def test_small_groups_are_dropped_and_counted(random_groups: MakeGroups, tiny_ll
     assert result.metrics["budget/dropped_groups"] == 3
     assert math.isnan(result.metrics["critic/rewards/mean"])
     assert math.isnan(result.metrics["mismatch/max"])
+
+
+def test_dynamic_sampling_looks_for_groups_that_are_not_dropped_afterwards(tiny_llama: Any) -> None:
+    def group(uid: str, *rewards: float | None) -> Group:
+        root = Node(observation_ids=(1, 2))
+        for ordinal, reward in enumerate(rewards):
+            status: Status = "failed" if reward is None else "answered"
+            root.add_child(Node(ordinal=ordinal, turn_ids=(3,), logprobs=(-1.0,), status=status, reward=reward))
+        return Group(uid, [Tree(root, uid)])
+
+    mixed = group("mixed", 1.0, 0.0)
+    found = iter([group("failed", 1.0, None), mixed])
+    collector = TreeCollector(
+        stream=PromptStream(questions(2), 1, 0),
+        rollout=lambda prompts: Rollout((next(found),), RolloutStats(prompts=len(prompts))),
+        preparation=Preparation(credit=grpo, model=tiny_llama, groups_per_update=1, max_pack_tokens=50),
+        first_step=0,
+        last_step=1,
+        dynamic_sampling=2,
+    )
+    result = taken(collector.collect(0))
+    assert result.groups == (mixed,)
+    assert (result.metrics["tree/sampling/batches"], result.metrics["tree/sampling/filtered_groups"]) == (2, 1)
 
 
 # Reports --------------------------------------------------------------------------------------------------------------

@@ -99,6 +99,13 @@ def test_texts_need_no_quotes_of_hydra(path: str) -> None:
     assert compose([f"out={path}"]).out == path
 
 
+def test_what_a_recipe_gave_is_taken_back() -> None:
+    config = compose(["algorithm=guided_loo", "~algorithm.credit_args.kappa", "algorithm.credit_args.prior=group"])
+    assert config.algorithm.credit_args == {"prior": "group"}
+    with pytest.raises(ConfigError, match="key=value"):
+        compose(["~trainer.steps"])
+
+
 def test_quoted_texts_and_interpolations_stay_what_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURNTREE_TEST_HOME", "/h")
     assert compose(["out='a [1]'"]).out == "a [1]"
