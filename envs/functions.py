@@ -88,7 +88,6 @@ class FunctionTool(Generic[P, R]):
         }
         for key, value in settled.items():
             object.__setattr__(self, key, value)
-        functools.update_wrapper(typing.cast("Any", self), self.function)
         if self.process:
             object.__setattr__(self, "_worker", Worker.of(self.function))
 

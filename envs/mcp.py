@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import asynccontextmanager
@@ -313,7 +313,7 @@ def _transport(server: McpServer) -> Any:
 
 
 @asynccontextmanager
-async def _http(server: McpServer) -> Any:
+async def _http(server: McpServer) -> AsyncIterator[Any]:
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 

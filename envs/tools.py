@@ -300,7 +300,7 @@ def _is_factory(found: Any, arguments: Mapping[str, Any]) -> bool:
     try:
         inspect.signature(found).bind(**arguments)
     except (TypeError, ValueError):
-        return bool(arguments)
+        return False
     return True
 
 

@@ -10,6 +10,7 @@ import queue
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import IO, Any
 
@@ -33,6 +34,7 @@ class Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str] = queue.Queue()
+        self._end: Callable[[], Any] = _nothing
 
     @staticmethod
     def of(function: Callable[..., Any]) -> Worker:
@@ -75,7 +77,9 @@ class Worker:
             )
             self._lines = queue.Queue()
             assert self._process.stdout is not None
-            threading.Thread(target=_pump, args=(self._process.stdout, self._lines), daemon=True).start()
+            reader = threading.Thread(target=_pump, args=(self._process.stdout, self._lines), daemon=True)
+            reader.start()
+            self._end = weakref.finalize(self, _end, self._process, reader)
             self._greeted()
         return self._process
 
@@ -89,18 +93,23 @@ class Worker:
             raise OSError(f"{self.path} could not be imported in another process")
 
     def close(self) -> None:
-        """Kill the process, if there is one."""
+        """Kill the process, if there is one; so does the end of this object and of the program."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+            self._end()
             self._process = None
 
-    def __del__(self) -> None:
-        self.close()
+
+def _nothing() -> None: ...
+
+
+def _end(process: subprocess.Popen[str], reader: threading.Thread) -> None:
+    process.kill()
+    process.wait()
+    reader.join()  # a pipe must not be closed while somebody reads it
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
 
 
 def _pump(stream: IO[str], lines: queue.Queue[str]) -> None:
