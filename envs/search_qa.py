@@ -78,6 +78,8 @@ class SearchQACore(TurnCore[SearchQAState]):
     ``format_reason``.
     """
 
+    metric = "em"
+
     def __init__(
         self,
         search: SearchBackend,
@@ -100,6 +102,10 @@ class SearchQACore(TurnCore[SearchQAState]):
         self.tools: Mapping[str, Tool] = {"search": SearchTool(search, k=self.limits.top_k), **own}
         self._limit = _observation_limit(self.limits.max_observation_tokens, tokenizer, self.grammar, tuple(own))
         self._fingerprint = self._hash(search)
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        return tuple(self.grammar.stop)
 
     @property
     def fingerprint(self) -> str:
@@ -206,6 +212,11 @@ class SearchQACore(TurnCore[SearchQAState]):
         """End the episode from outside; scored like any truncation. The step has no turn of its own."""
         self._require_open(state)
         return self._end(state, reason)
+
+    def render(self, state: SearchQAState) -> str:
+        """The question, then every turn and what was shown for it."""
+        parts = [state.task.question, *(part for turn in state.history for part in (turn.text, turn.observation))]
+        return "\n".join(part.strip() for part in parts if part.strip())
 
     def reseed(self, state: SearchQAState, seed: int) -> SearchQAState:
         return replace(state, stream=RandomStream(seed))
@@ -421,6 +432,7 @@ class SearchQAEnv(TurnEnv[SearchQAState]):
         normalizer: Normalizer = "squad",
         tool_retries: int = 2,
         tool_backoff_s: float = 0.5,
+        render_mode: str | None = None,
         **unknown: Any,
     ) -> None:
         reject_unknown(unknown, _env_options(), what="environment option")
@@ -443,6 +455,7 @@ class SearchQAEnv(TurnEnv[SearchQAState]):
             tool_retries=tool_retries,
             tool_backoff_s=tool_backoff_s,
             action_examples=_action_examples(core.grammar),
+            render_mode=render_mode,
         )
 
     def as_task(self, value: Any) -> Question:

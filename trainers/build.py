@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -14,25 +14,18 @@ import torch
 
 from turntree.agents.dialogue import Dialogue, Style
 from turntree.agents.engines.hf import HFEngine
-from turntree.agents.engines.protocol import Engine, SamplingParams
+from turntree.agents.engines.protocol import Engine
 from turntree.agents.models import load_model, save_weights
 from turntree.agents.scorer import Finisher, Scorer
 from turntree.agents.tokenizer import end_ids
-from turntree.envs.datasets import load_questions
-from turntree.envs.loading import check_arguments
-from turntree.envs.search_qa import Limits as EnvLimits
-from turntree.envs.search_qa import OnLength, SearchQACore
-from turntree.envs.task import Question
-from turntree.errors import ConfigError, DataError
-from turntree.search_backend import SearchBackend
-from turntree.search_backend.bm25 import BM25Backend, BM25Settings
+from turntree.errors import ConfigError
 from turntree.trainers.compose import import_object
 from turntree.trainers.config import AlgorithmConfig, RunConfig
 from turntree.trainers.credit import CreditRule, credit_needs
 from turntree.trainers.doctor import resolve_engine
 from turntree.trainers.objectives import LossFunction, PairLossFunction, loss_needs
 from turntree.trainers.pairs import Pair, sibling_pairs
-from turntree.trainers.plugins import load_backend, load_batched, load_env, load_reward, load_rule, spelled
+from turntree.trainers.plugins import load_batched, load_rule, spelled
 from turntree.trainers.probe import probe_credit, probe_expansion, probe_loss
 from turntree.trainers.remote import refuse_training
 from turntree.trainers.rollout import Budget, GrowthPlan, Limits
@@ -45,21 +38,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bench",
-    "Task",
     "build_bench",
-    "build_task",
     "credit_rule",
-    "eval_sampling",
     "finisher",
-    "first",
     "growth_plan",
     "kl_reward",
     "limits",
     "loss_function",
     "overlong",
     "pair_chooser",
-    "provenance",
-    "rollout_sampling",
     "run_path",
     "scorer",
 ]
@@ -68,14 +55,6 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 AnyLoss: TypeAlias = "LossFunction | PairLossFunction"
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Questions and the environment's rules that they are played under."""
-
-    questions: tuple[Question, ...]
-    core: SearchQACore
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,62 +162,6 @@ def _check_context(config: RunConfig, model: PreTrainedModel) -> None:
             f"sampling.max_context_tokens={limit}, but the model in {config.model.path} has {positions} positions; "
             f"set it to at most {positions}"
         )
-
-
-def build_task(config: RunConfig, tokenizer: Any, *, questions: str, corpus: str = "", option: str) -> Task:
-    """Read questions and their corpus, and set up the environment.
-
-    The corpus is ``corpus``, else the ``corpus.jsonl`` beside the questions, else ``search.corpus``. Raises
-    ``ConfigError`` or ``DataError``, naming ``option`` where it is at fault.
-    """
-    if not questions:
-        raise ConfigError(f"{option} is empty: expected a questions file (FlashRAG jsonl or Search-R1 parquet)")
-    path = Path(questions)
-    if path.is_dir():
-        path = path / "questions.jsonl"
-    rows = load_questions(path)
-    if not rows:
-        raise DataError(f"{option}: expected at least one question, found none in {path}")
-    grammar, prompt, tools = load_env(config.env)
-    core = SearchQACore(
-        build_backend(config, _corpus(config, path, corpus)),
-        limits=EnvLimits(
-            max_turns=config.env.max_turns,
-            max_searches=config.env.max_searches,
-            top_k=config.search.top_k,
-            on_length=cast("OnLength", config.env.on_length),
-            max_observation_tokens=config.env.max_observation_tokens,
-        ),
-        grammar=grammar,
-        reward=load_reward(config.reward),
-        tokenizer=tokenizer,
-        tools=tools,
-        prompt=prompt,
-    )
-    return Task(tuple(rows), core)
-
-
-def _corpus(config: RunConfig, questions: Path, corpus: str) -> Path:
-    beside = questions.parent / "corpus.jsonl"
-    path = Path(corpus) if corpus else beside if beside.is_file() else Path(config.search.corpus or beside)
-    if not path.is_file():
-        raise ConfigError(f"no corpus at {path}: put corpus.jsonl beside {questions.name} or set search.corpus")
-    return path
-
-
-@functools.lru_cache(maxsize=4)
-def _bm25(corpus: str, modified: float, args: tuple[tuple[str, Any], ...]) -> BM25Backend:
-    del modified  # part of the key: a rewritten corpus is indexed again
-    return BM25Backend.from_corpus(Path(corpus), **dict(args))
-
-
-def build_backend(config: RunConfig, corpus: Path) -> SearchBackend:
-    """The retriever over ``corpus``."""
-    args = dict(config.search.args)
-    if config.search.backend == "bm25":
-        check_arguments(BM25Settings, args, what="search.args")
-        return _bm25(str(corpus.resolve()), corpus.stat().st_mtime, tuple(sorted(args.items())))
-    return load_backend(config.search.backend, {"corpus": corpus, **args})
 
 
 def growth_plan(algorithm: AlgorithmConfig, *, vocab_size: int | None = None) -> GrowthPlan:
@@ -354,48 +277,6 @@ def limits(config: RunConfig) -> Limits:
         tool_retries=config.env.tool_retries,
         max_concurrent_trees=config.trainer.max_concurrent_trees,
     )
-
-
-def provenance(config: RunConfig, task: Task, *, questions: str) -> dict[str, Any]:
-    """What a result must name besides its sampling: model, questions, rules and limits; plain JSON."""
-    return {
-        "model": config.model.path,
-        "questions": questions,
-        "max_turns": config.env.max_turns,
-        "max_searches": config.env.max_searches,
-        "max_turn_tokens": config.sampling.max_turn_tokens,
-        "max_context_tokens": config.sampling.max_context_tokens,
-        "grammar": task.core.grammar.fingerprint,
-        "prompt": config.env.prompt,
-        "prompt_text": task.core.prompt.text if task.core.prompt else "",
-        "tools": config.env.tools,
-        "env": task.core.fingerprint,
-        "normalizer": task.core.normalizer,
-        "finisher": config.reward.finisher,
-    }
-
-
-def rollout_sampling(config: RunConfig, core: SearchQACore) -> SamplingParams:
-    """Sampling of training rollouts: full support, so that log-probs are those of the policy."""
-    return SamplingParams(
-        max_tokens=config.sampling.max_turn_tokens,
-        temperature=config.sampling.temperature,
-        stop=tuple(core.grammar.stop),
-    )
-
-
-def eval_sampling(config: RunConfig, core: SearchQACore) -> SamplingParams:
-    """Sampling of evaluation."""
-    return SamplingParams(
-        max_tokens=config.sampling.max_turn_tokens,
-        temperature=config.sampling.eval_temperature,
-        stop=tuple(core.grammar.stop),
-    )
-
-
-def first(questions: Sequence[Question], count: int | None) -> tuple[Question, ...]:
-    """The first ``count`` questions in file order (all for None)."""
-    return tuple(questions[:count] if count is not None else questions)
 
 
 def run_path(config: RunConfig, command: str) -> Path:

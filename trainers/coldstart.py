@@ -12,11 +12,12 @@ import numpy as np
 
 from turntree.agents.dialogue import Dialogue
 from turntree.agents.models import save_model
+from turntree.agents.solutions import solutions
 from turntree.agents.teacher import Demonstration, Teacher, trajectories
+from turntree.envs.core import TurnCore
 from turntree.envs.search_qa import SearchQACore
-from turntree.envs.task import Question
 from turntree.trainers.atomic import atomic_file
-from turntree.trainers.build import build_bench, build_task, first, run_path
+from turntree.trainers.build import build_bench, run_path
 from turntree.trainers.checkpoint import config_fingerprint
 from turntree.trainers.config import RunConfig
 from turntree.trainers.interrupt import stop_on_interrupt
@@ -24,11 +25,14 @@ from turntree.trainers.rollout import Prompt, Rollout, RolloutStats
 from turntree.trainers.run_folder import MetricsLog, RunFolder
 from turntree.trainers.seeds import derive_seed
 from turntree.trainers.sft import SftResult, demonstration_group, train_sft
+from turntree.trainers.task import build_task, first
 
 #: Options that a resumed cold start must share with the one it continues; how often it saves may change.
 RESUME_KEYS = (
     "seed",
     "model",
+    "env.id",
+    "env.args",
     "env.questions",
     "env.max_turns",
     "env.max_searches",
@@ -55,22 +59,28 @@ __all__ = ["ColdStart", "cold_start", "demonstrations", "teach"]
 
 @dataclass(frozen=True, slots=True)
 class ColdStart:
-    """Where the cold start ended. ``teacher_em``: mean exact match of the demonstrations themselves."""
+    """Where the cold start ended. ``teacher_em``: mean exact match of the demonstrations themselves.
+
+    For tasks that are no questions it is the mean of their metric, whose name is ``metric``.
+    """
 
     folder: Path
     model: Path
     result: SftResult
     teacher_em: float
     demonstrations: int
+    metric: str = "em"
 
 
-def teach(core: SearchQACore, questions: Sequence[Question], config: RunConfig) -> list[Demonstration]:
-    """The configured teacher's trajectories for ``questions``."""
+def teach(core: TurnCore[Any], questions: Sequence[Any], config: RunConfig) -> list[Demonstration]:
+    """The configured teacher's trajectories for ``questions``; of other tasks, their own solutions."""
+    if not isinstance(core, SearchQACore):
+        return solutions(core, questions, seed=derive_seed(config.seed, "teacher"))
     teacher = Teacher(laziness=config.sft.laziness, error=config.sft.error)
     return trajectories(core, questions, teacher=teacher, seed=derive_seed(config.seed, "teacher"))
 
 
-def demonstrations(prompts: Sequence[Prompt], core: SearchQACore, dialogue: Dialogue, config: RunConfig) -> Rollout:
+def demonstrations(prompts: Sequence[Prompt], core: TurnCore[Any], dialogue: Dialogue, config: RunConfig) -> Rollout:
     """The teacher's trajectories as a rollout of one leaf a prompt, for supervised training in the policy's trainer.
 
     Nothing was sampled, so no token or tool call is counted.
@@ -97,9 +107,7 @@ def cold_start(config: RunConfig, *, on_step: Callable[[int, float], None] | Non
         CheckpointError: the run folder is in use (without ``resume``) or belongs to another configuration (with it).
     """
     bench = build_bench(config)
-    task = build_task(
-        config, bench.tokenizer, questions=config.env.questions, corpus=config.search.corpus, option="env.questions"
-    )
+    task = build_task(config, bench.tokenizer)
     demos = teach(task.core, first(task.questions, config.sft.demonstrations), config)
     groups = [
         demonstration_group(demo, bench.dialogue, uid=demo.question_id, max_tokens=config.sampling.max_context_tokens)
@@ -127,7 +135,8 @@ def cold_start(config: RunConfig, *, on_step: Callable[[int, float], None] | Non
         _save_demonstrations(folder.path / "demonstrations.jsonl", demos)
         _save_losses(folder, result)
         model = save_model(bench.model, bench.tokenizer, folder.path / "model")
-        done = ColdStart(folder.path, model, result, float(np.mean([demo.em for demo in demos])), len(demos))
+        score = float(np.mean([demo.em for demo in demos]))
+        done = ColdStart(folder.path, model, result, score, len(demos), task.core.metric)
         folder.write_summary(_summary(done, seed=config.seed))
     return done
 

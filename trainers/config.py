@@ -108,8 +108,12 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """The question-answering task."""
+    """The task: an environment by its id; from ``questions`` on, most options are those of question answering."""
 
+    id: str = opt("turntree/SearchQA-v0", "Gymnasium id of the environment, [module:]namespace/Name-v0.")
+    args: dict[str, Any] = opt({}, "its keyword arguments.")
+    dev_args: dict[str, Any] = opt({}, "arguments for validation, on top of args ({} : none, see dev_questions).")
+    test_args: dict[str, Any] = opt({}, "arguments that evaluate uses, on top of args ({} : dev_args).")
     questions: str = opt("", "training questions (FlashRAG jsonl or Search-R1 parquet); required for train and sft.")
     dev_questions: str = opt("", "validation questions ('' : no validation during training).")
     dev_corpus: str = opt("", "corpus of the validation questions ('' : the one beside them).")

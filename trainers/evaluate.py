@@ -14,14 +14,18 @@ from turntree.agents.engines.protocol import Engine, SamplingParams
 from turntree.agents.scorer import Finisher
 from turntree.envs.core import TurnCore
 from turntree.envs.metrics import exact_match, f1_score, sub_exact_match
-from turntree.envs.task import Question
+from turntree.envs.task import FrozenDict, Question
 from turntree.errors import CostLimitError, DataError, EngineError
 from turntree.trainers.atomic import atomic_file, write_json
 from turntree.trainers.rollout import GrowthPlan, Limits, Prompt, grow
 from turntree.trainers.stats import bootstrap_mean, share_interval
 from turntree.trainers.tree import Node
 
-__all__ = ["INTERRUPTED", "EvalRow", "Evaluation", "evaluate", "read_rows"]
+__all__ = ["INTERRUPTED", "EvalRow", "Evaluation", "evaluate", "read_rows", "shown"]
+
+ANSWERS = ("em", "f1", "sub_em")
+NUMBERS = (*ANSWERS, "reward", "success")
+SHARES = ("em", "sub_em", "success")
 
 INTERRUPTED = "interrupted"
 """``Evaluation.stopped`` after Ctrl-C."""
@@ -29,15 +33,23 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True, slots=True)
 class EvalRow:
-    """One scored question. ``prediction`` is None where the episode ended without an answer."""
+    """One scored question, or task of another kind. ``prediction`` is None where the episode ended without an answer.
+
+    ``reward`` is what the environment gave, None where the episode failed; ``em``, ``f1`` and ``sub_em`` are None
+    where there are no gold answers, ``success`` where the task knows of none. ``score`` is the number that runs of the
+    task are judged by (``TurnCore.metric``).
+    """
 
     id: str
     question: str
     golden_answers: list[str]
     prediction: str | None
-    em: float
-    f1: float
-    sub_em: float
+    em: float | None
+    f1: float | None
+    sub_em: float | None
+    reward: float | None
+    success: float | None
+    score: float | None
     status: str
     stop_reason: str
     format_valid: bool
@@ -53,7 +65,7 @@ class EvalRow:
 class Evaluation:
     """All rows, in the order of the questions. Questions that failed for infrastructure reasons are counted apart.
 
-    ``stopped`` says why ``unplayed`` questions have no row ('' : all were played).
+    ``stopped`` says why ``unplayed`` questions have no row ('' : all were played). ``metric`` names the rows' score.
     """
 
     rows: tuple[EvalRow, ...]
@@ -61,26 +73,34 @@ class Evaluation:
     seed: int
     unplayed: int = 0
     stopped: str = ""
+    metric: str = "em"
+
+    def _has(self, name: str) -> bool:
+        if name in ANSWERS and self.metric in ANSWERS:
+            return True
+        return name == self.metric or any(getattr(row, name) is not None for row in self.rows)
 
     def summary(self) -> dict[str, Any]:
         """Means over the scored questions with 95 % intervals; ``failed`` questions are not scored.
 
-        The intervals are Wilson's for EM and sub-EM, which are shares, and a bootstrap for F1.
+        Wilson's intervals for EM, sub-EM and success, which are shares, and a bootstrap for everything else.
         """
         scored = [row for row in self.rows if row.status != "failed"]
         out: dict[str, Any] = {"n": len(scored), "failed": len(self.rows) - len(scored)}
         out |= {"unplayed": self.unplayed, "stopped": self.stopped or None}
-        for key in ("em", "f1", "sub_em"):
-            values = [float(getattr(row, key)) for row in scored]
-            interval = bootstrap_mean(values, seed=self.seed) if key == "f1" else share_interval(values)
+        out["metric"] = self.metric
+        for key in dict.fromkeys((*filter(self._has, (*ANSWERS, "success", "reward")), self.metric)):
+            found = (getattr(row, key if key in NUMBERS else "score") for row in scored)
+            values = [float(value) for value in found if value is not None]
+            interval = share_interval(values) if key in SHARES else bootstrap_mean(values, seed=self.seed)
             out[key] = interval.mean
             out[f"{key}_low"], out[f"{key}_high"] = interval.low, interval.high
         for key in ("turns", "searches", "generated_tokens", "format_valid"):
             out[f"{key}_mean"] = _mean(float(getattr(row, key)) for row in scored)
-        out["answered_share"] = _mean(float(row.prediction is not None) for row in scored)
+        out["answered_share"] = _mean(float(row.prediction is not None or row.status == "answered") for row in scored)
         out["supporting_found"] = _mean(row.supporting_found for row in scored if row.supporting_found is not None)
         hops = sorted({row.hops for row in scored if row.hops is not None})
-        out["em_by_hops"] = {str(h): _mean(row.em for row in scored if row.hops == h) for h in hops}
+        out["em_by_hops"] = {str(h): _mean(row.em or 0.0 for row in scored if row.hops == h) for h in hops}
         return out
 
     def save(self, folder: Path, *, extra: dict[str, Any] | None = None) -> None:
@@ -97,7 +117,7 @@ class Evaluation:
 
 
 def evaluate(
-    questions: Sequence[Question],
+    questions: Sequence[Any],
     *,
     core: TurnCore[Any],
     engine: Engine,
@@ -111,8 +131,9 @@ def evaluate(
     done: Mapping[str, EvalRow] | None = None,
     keep_partial: bool = False,
 ) -> Evaluation:
-    """Play every question once, in order, and score it with the official metrics.
+    """Play every question once, in order, and score it: with the official metrics where there are gold answers.
 
+    Tasks of other kinds are named by their ``id`` if they have one, else by their place from 0.
     Where there is a ``finisher``, the answer that it wrote is scored, also of an episode that ended without one.
     Sampling parameters are exactly the ones given (validation never inherits those of training). ``on_batch`` gets
     the number of questions played so far.
@@ -120,7 +141,8 @@ def evaluate(
     ``done`` holds rows by question id that are taken as they are; the others are drawn as if all were played. With
     ``keep_partial``, what was played before a cost limit, a dead engine or Ctrl-C is returned, and says so.
     """
-    rows: dict[int, EvalRow] = {i: row for i, q in enumerate(questions) if (row := (done or {}).get(q.id)) is not None}
+    names = [_name(question, i) for i, question in enumerate(questions)]
+    rows: dict[int, EvalRow] = {i: row for i, n in enumerate(names) if (row := (done or {}).get(n)) is not None}
     left = [i for i in range(len(questions)) if i not in rows]
     stopped = ""
     for start in range(0, len(left), batch):
@@ -144,14 +166,22 @@ def evaluate(
             break
         leaves = [group.trees[0].leaves()[0] for group in rollout.groups]
         played = [(i, leaf) for i, leaf in zip(chunk, leaves, strict=True) if not _unpaid(leaf)]
-        rows.update((i, _row(questions[i], leaf)) for i, leaf in played)
+        rows.update((i, _row(questions[i], leaf, name=names[i], metric=core.metric)) for i, leaf in played)
         if on_batch is not None:
             on_batch(len(rows))
         if len(played) < len(chunk):
             stopped = next(str(leaf.info["message"]) for leaf in leaves if _unpaid(leaf))
             break
     ordered = tuple(rows[i] for i in sorted(rows))
-    return Evaluation(ordered, asdict(sampling), seed, unplayed=len(questions) - len(rows), stopped=stopped)
+    unplayed = len(questions) - len(rows)
+    return Evaluation(ordered, asdict(sampling), seed, unplayed=unplayed, stopped=stopped, metric=core.metric)
+
+
+def shown(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """The numbers of a summary that say how good it was, the metric first: EM and F1, or success and reward."""
+    metric = str(summary["metric"])
+    names = ("em", "f1") if metric in ANSWERS else ("success", "reward")
+    return tuple(dict.fromkeys((metric, *(name for name in names if name in summary))))
 
 
 def read_rows(path: Path) -> dict[str, EvalRow]:
@@ -178,31 +208,54 @@ def _unpaid(leaf: Node) -> bool:
     return leaf.status == "failed" and leaf.info.get("error") == CostLimitError.__name__
 
 
-def _row(question: Question, leaf: Node) -> EvalRow:
+def _name(question: Any, index: int) -> str:
+    return str(getattr(question, "id", index))
+
+
+def _row(question: Any, leaf: Node, *, name: str, metric: str) -> EvalRow:
     path = leaf.trajectory()
+    asked = question if isinstance(question, Question) else None
     answer = leaf.info.get("answer") if leaf.status != "failed" else None  # a finisher may answer after a truncation
-    golds = list(question.golden_answers)
-    text = answer if answer is not None else ""
-    answered = answer is not None
-    metadata = question.metadata
+    golds = list(asked.golden_answers) if asked is not None else []
+    metadata = asked.metadata if asked is not None else FrozenDict()
+    numbers = {**_answer_scores(answer, golds, leaf), "reward": leaf.reward, "success": _number(leaf, "success")}
+    score = numbers[metric] if metric in NUMBERS else _number(leaf, metric)
     return EvalRow(
-        id=question.id,
-        question=question.question,
+        id=name,
+        question=asked.question if asked is not None else _prompt(path),
         golden_answers=golds,
         prediction=answer,
-        em=exact_match(text, golds) if answered else 0.0,
-        f1=f1_score(text, golds) if answered else 0.0,
-        sub_em=sub_exact_match(text, golds) if answered else 0.0,
+        **numbers,
+        score=score,
         status=leaf.status,
         stop_reason=str(leaf.info.get("stop_reason", "")),
         format_valid=bool(leaf.info.get("format_valid", False)),
         turns=len(path),
         searches=sum("retrieved" in node.info for node in path),
         generated_tokens=sum(len(node.turn_ids) for node in path),
-        supporting_found=_supporting_found(question, path),
+        supporting_found=_supporting_found(asked, path) if asked is not None else None,
         hops=metadata.get("hops"),
         type=metadata.get("type"),
     )
+
+
+def _answer_scores(answer: str | None, golds: Sequence[str], leaf: Node) -> dict[str, float | None]:
+    """The official metrics where there are gold answers, else what the environment says."""
+    if not golds:
+        return {name: _number(leaf, name) for name in ANSWERS}
+    rules = {"em": exact_match, "f1": f1_score, "sub_em": sub_exact_match}
+    return {name: rule(answer, golds) if answer is not None else 0.0 for name, rule in rules.items()}
+
+
+def _number(leaf: Node, name: str) -> float | None:
+    """A number of the last turn's info; None where there is none, and of episodes that failed."""
+    value = leaf.info.get(name) if leaf.status != "failed" else None
+    return float(value) if isinstance(value, (bool, int, float)) else None
+
+
+def _prompt(path: Sequence[Node]) -> str:
+    root = path[0].parent if path else None
+    return root.observation if root is not None else ""
 
 
 def _supporting_found(question: Question, path: Sequence[Node]) -> float | None:

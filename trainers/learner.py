@@ -28,21 +28,15 @@ from turntree.agents.models import save_model
 from turntree.errors import ConfigError
 from turntree.trainers.build import (
     Bench,
-    Task,
     build_bench,
-    build_task,
     credit_rule,
-    eval_sampling,
     finisher,
-    first,
     growth_plan,
     kl_reward,
     limits,
     loss_function,
     overlong,
     pair_chooser,
-    provenance,
-    rollout_sampling,
     run_path,
     scorer,
 )
@@ -60,7 +54,7 @@ from turntree.trainers.collector import Collected, PromptStream, TreeCollector, 
 from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
 from turntree.trainers.credit import credit_needs
-from turntree.trainers.evaluate import Evaluation, evaluate
+from turntree.trainers.evaluate import Evaluation, evaluate, shown
 from turntree.trainers.forward import check_packed
 from turntree.trainers.interrupt import stop_on_interrupt
 from turntree.trainers.losses import Aggregation, Clip, Denominators, RatioGradient, RatioLevel, TurnRatio
@@ -72,6 +66,15 @@ from turntree.trainers.rollout import Prompt, Rollout, grow
 from turntree.trainers.run_folder import MetricsLog, RunFolder
 from turntree.trainers.seeds import derive_seed
 from turntree.trainers.store import TreeStore
+from turntree.trainers.task import (
+    Task,
+    build_task,
+    eval_sampling,
+    first,
+    has_split,
+    provenance,
+    rollout_sampling,
+)
 from turntree.trainers.updates import guarded_step
 from turntree.trainers.value_head import ValueHead
 
@@ -81,6 +84,8 @@ _log = logging.getLogger(__name__)
 RESUME_KEYS = (
     "seed",
     "model",
+    "env.id",
+    "env.args",
     "env.questions",
     "env.max_turns",
     "env.max_searches",
@@ -175,7 +180,7 @@ class Progress:
     tool_calls: int = 0
     trajectories: int = 0
     seconds: float = 0.0
-    best_em: float | None = None
+    best_score: float | None = None
     best_step: int | None = None
 
 
@@ -226,13 +231,7 @@ class _Run:
         self.progress = Progress()
         self.interrupted = threading.Event()
         self.bench: Bench = build_bench(config)
-        self.task: Task = build_task(
-            config,
-            self.bench.tokenizer,
-            questions=config.env.questions,
-            corpus=config.search.corpus,
-            option="env.questions",
-        )
+        self.task: Task = build_task(config, self.bench.tokenizer)
         self.dev = self._dev_task()
         self.plan = growth_plan(config.algorithm, vocab_size=self.bench.model.config.vocab_size)
         self.credit = credit_rule(config.algorithm)
@@ -264,17 +263,13 @@ class _Run:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _dev_task(self) -> Task | None:
-        config = self.config
-        if config.env.dev_questions:
-            return build_task(
-                config,
-                self.bench.tokenizer,
-                questions=config.env.dev_questions,
-                corpus=config.env.dev_corpus,
-                option="env.dev_questions",
+        if has_split(self.config, "dev"):
+            return build_task(self.config, self.bench.tokenizer, split="dev")
+        if self.config.trainer.eval_every:
+            raise ConfigError(
+                "trainer.eval_every is set but there is nothing to validate on: name a file in env.dev_questions, or "
+                "arguments of another environment in env.dev_args"
             )
-        if config.trainer.eval_every:
-            raise ConfigError("trainer.eval_every is set but env.dev_questions is empty; name a validation file")
         return None
 
     def _reference(self) -> torch.nn.Module | None:
@@ -552,15 +547,15 @@ class _Run:
             finisher=self.finisher,
         )
         where = self.folder.path / "validation" / f"step-{step:06d}"
-        about = provenance(self.config, self.dev, questions=self.config.env.dev_questions)
+        about = provenance(self.config, self.dev)
         extra = {**about, "step": step, "generated_tokens": self.progress.generated_tokens}
         self.evaluation.save(where, extra=extra)
         summary = self.evaluation.summary()
-        best = self.progress.best_em
-        # Without a scored question em is NaN, which is better than nothing of the kind.
-        if step and (summary["em"] >= 0 if best is None else summary["em"] > best):
-            self.progress.best_em, self.progress.best_step = float(summary["em"]), step
-        return {f"validation/{key}": float(summary[key]) for key in ("em", "f1", "n")}
+        best, score = self.progress.best_score, float(summary[self.dev.core.metric])
+        # Without a scored question the score is NaN, which is better than nothing of the kind.
+        if step and (not math.isnan(score) if best is None else score > best):
+            self.progress.best_score, self.progress.best_step = score, step
+        return {f"validation/{key}": float(summary[key]) for key in (*shown(summary), "n")}
 
     def _drop_validations_after(self, step: int) -> None:
         for folder in (self.folder.path / "validation").glob("step-*"):
@@ -582,5 +577,5 @@ class _Run:
             keep=self.config.trainer.keep_checkpoints,
         )
         self.saved_step = step
-        if self.progress.best_step == step and self.progress.best_em is not None:
-            mark_best(folder, metric="em", value=self.progress.best_em)
+        if self.progress.best_step == step and self.progress.best_score is not None and self.dev is not None:
+            mark_best(folder, metric=self.dev.core.metric, value=self.progress.best_score)

@@ -109,7 +109,7 @@ def reward_metrics(leaves: Sequence[Node]) -> dict[str, float]:
 
     The score is what the task gave, the reward that and what shaping added (:mod:`turntree.trainers.shaping`), at the
     leaf or token by token. A part is an entry of ``info["reward_parts"]`` or ``info["shaping"]``, or the environment's
-    ``em``, ``f1`` and ``format_valid``; its mean is over the leaves that have it.
+    ``em``, ``f1``, ``success`` and ``format_valid``; its mean is over the leaves that have it.
     """
     parts: defaultdict[str, list[float]] = defaultdict(list)
     for leaf in leaves:
@@ -127,7 +127,7 @@ def _score(leaf: Node) -> float:
 
 
 def _parts(leaf: Node) -> dict[str, float]:
-    names = {"em": "em", "f1": "f1", "format_valid": "format"}
+    names = {"em": "em", "f1": "f1", "success": "success", "format_valid": "format"}
     return {
         **{name: leaf.info[key] for key, name in names.items() if leaf.info.get(key) is not None},
         **leaf.info.get("reward_parts", {}),

@@ -10,11 +10,12 @@ from typing import Any
 
 from turntree.agents.engines.endpoint import Usage
 from turntree.errors import CheckpointError
-from turntree.trainers.build import Bench, build_bench, build_task, eval_sampling, finisher, limits, provenance
+from turntree.trainers.build import Bench, build_bench, finisher, limits
 from turntree.trainers.config import RunConfig
 from turntree.trainers.doctor import resolve_engine
 from turntree.trainers.evaluate import EvalRow, evaluate, read_rows
 from turntree.trainers.remote import RemoteBench, remote_bench
+from turntree.trainers.task import build_task, eval_sampling, provenance
 
 __all__ = ["score"]
 
@@ -26,7 +27,7 @@ def score(
     report: Callable[[int, int], None] = lambda done, total: None,
     keep_partial: bool = False,
 ) -> dict[str, Any]:
-    """Score the model on ``env.test_questions`` (else the dev ones), write ``folder`` and return the summary.
+    """Score the model on the test tasks (else the dev ones), write ``folder`` and return the summary.
 
     ``report(done, total)`` is called after each batch of questions. With ``keep_partial``, what was played before a
     cost limit, an engine that died or Ctrl-C is written too, and ``stopped`` says why. With ``config.resume`` only what
@@ -36,11 +37,9 @@ def score(
     config, why = resolve_engine(config, trains=False)
     saved = _saved(folder) if config.resume else {}
     bench = _bench(config, Usage(**saved.get("usage", {})))
-    name = config.env.test_questions or config.env.dev_questions
-    corpus = config.search.corpus or ("" if config.env.test_questions else config.env.dev_corpus)
-    task = build_task(config, bench.tokenizer, questions=name, corpus=corpus, option="env.test_questions")
+    task = build_task(config, bench.tokenizer, split="test")
     sampling = eval_sampling(config, task.core)
-    facts = {**provenance(config, task, questions=name), "protocol": "tokens", "dialogue": bench.dialogue.report.text()}
+    facts = {**provenance(config, task), "protocol": "tokens", "dialogue": bench.dialogue.report.text()}
     facts["engine"] = config.engine.name
     if isinstance(bench, RemoteBench):
         facts |= bench.provenance(config)

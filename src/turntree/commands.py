@@ -107,7 +107,8 @@ def run_sft(overrides: Sequence[str]) -> None:
         done = cold_start(config, on_step=lambda step, loss: report("sft", step, config.sft.steps, f"loss {loss:.3f}"))
     losses = done.result.losses
     say(
-        f"teacher EM {done.teacher_em:.3f} on {done.demonstrations} demonstrations; loss "
+        f"teacher {'EM' if done.metric == 'em' else done.metric} {done.teacher_em:.3f} on "
+        f"{done.demonstrations} demonstrations; loss "
         f"{losses[-1] if losses else float('nan'):.3f} after {done.result.steps} steps; model: {done.model}"
     )
 
@@ -121,14 +122,22 @@ def run_evaluate(overrides: Sequence[str]) -> None:
     folder = Path(config.out) if config.out else _free(Path("runs/evaluation"))
     with stage_bars() as report:
         s = score(config, folder, report=lambda done, total: report("evaluate", done, total, ""), keep_partial=True)
-    say(
-        f"EM {s['em']:.3f} [{s['em_low']:.3f}, {s['em_high']:.3f}]  F1 {s['f1']:.3f} [{s['f1_low']:.3f}, "
-        f"{s['f1_high']:.3f}]  n={s['n']} failed={s['failed']}  -> {folder / 'evaluation.json'}"
-    )
+    say(f"{_figures(s)}  n={s['n']} failed={s['failed']}  -> {folder / 'evaluation.json'}")
     if s["stopped"]:
         kept = [*(o for o in overrides if not o.startswith("out=")), f"out={folder}"]
         left = f"{s['unplayed']} questions were not played: {s['stopped']}; {_resume_hint('evaluate', kept)}"
         raise Stopped(left) if s["stopped"] == INTERRUPTED else EngineError(left)
+
+
+def _figures(summary: dict[str, Any]) -> str:
+    """What an evaluation found, with intervals: EM and F1, or the task's own metric, success and reward."""
+    from turntree.trainers.evaluate import shown
+
+    words = {"em": "EM", "f1": "F1"}
+    return "  ".join(
+        f"{words.get(key, key)} {summary[key]:.3f} [{summary[f'{key}_low']:.3f}, {summary[f'{key}_high']:.3f}]"
+        for key in shown(summary)
+    )
 
 
 def _free(path: Path) -> Path:

@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 from turntree.agents.engines.hf import HFEngine
 from turntree.envs.task import FrozenDict, Question
 from turntree.errors import ConfigError
-from turntree.trainers.build import Bench, Task, build_bench, build_task, growth_plan, limits, rollout_sampling
+from turntree.trainers.build import Bench, build_bench, growth_plan, limits
 from turntree.trainers.collector import Collected, PromptStream, TreeCollector, by_node
 from turntree.trainers.config import RunConfig
 from turntree.trainers.credit import Advantages, grpo
@@ -26,6 +26,7 @@ from turntree.trainers.objectives import PolicyObjective, combine_metrics
 from turntree.trainers.packing import column
 from turntree.trainers.preparation import Preparation
 from turntree.trainers.rollout import Prompt, Rollout, RolloutStats, grow
+from turntree.trainers.task import Task, build_task, rollout_sampling
 from turntree.trainers.tree import Group, Node, Status, Tree
 
 MakeGroups = Callable[..., list[Group]]
@@ -69,7 +70,7 @@ def bench(make_config: Callable[..., RunConfig]) -> Bench:
 @pytest.fixture(scope="module")
 def task(make_config: Callable[..., RunConfig], bench: Bench) -> Task:
     config = make_config()
-    return build_task(config, bench.tokenizer, questions=config.env.questions, option="env.questions")
+    return build_task(config, bench.tokenizer)
 
 
 def collector_of(config: RunConfig, bench: Bench, task: Task, **options: Any) -> TreeCollector:

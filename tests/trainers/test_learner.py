@@ -395,7 +395,7 @@ def test_the_best_checkpoint_is_kept(bed: Any, make_config: MakeConfig, tmp_path
         make_config(*options, f"out={run}", "trainer.steps=4", "trainer.save_every=50", "trainer.keep_checkpoints=1")
     )
     ems = [row["validation/em"] for row in rows(run)]
-    assert result.progress.best_em == max(ems)
+    assert result.progress.best_score == max(ems)
     assert result.progress.best_step == 1 + ems.index(max(ems))
     best = best_checkpoint(run / "checkpoints")
     assert best is not None

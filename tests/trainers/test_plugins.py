@@ -21,12 +21,13 @@ from turntree.commands import run_evaluate, run_train
 from turntree.envs import Outcome
 from turntree.envs.tools import check_tool, load_tools
 from turntree.errors import ConfigError
-from turntree.trainers.build import Task, build_task, finisher, provenance, scorer
+from turntree.trainers.build import finisher, scorer
 from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
 from turntree.trainers.expansion import random_nodes
 from turntree.trainers.rollout import GrowthPlan, Limits, Prompt, Rollout, grow
 from turntree.trainers.run_folder import read_metrics
+from turntree.trainers.task import Task, build_task, provenance
 
 PLUGGED = '''
 """What a user plugs in."""
@@ -176,7 +177,7 @@ def merged(table: dict[str, Any], keys: Sequence[str], value: Any) -> dict[str, 
 
 def task(config: RunConfig) -> Task:
     tokenizer: Any = SimpleNamespace()
-    return build_task(config, tokenizer, questions=config.env.questions, option="env.questions")
+    return build_task(config, tokenizer)
 
 
 def finished(answer: str | None) -> Finished:
@@ -204,7 +205,8 @@ RIGHT = Outcome("Paris", ("Paris",), format_valid=True, turns=2)
 def test_rewards_take_arguments(
     make_config: Callable[..., RunConfig], overrides: str, outcome: Outcome, reward: float
 ) -> None:
-    assert task(make_config(*overrides.split())).core.reward(outcome) == pytest.approx(reward)
+    core: Any = task(make_config(*overrides.split())).core
+    assert core.reward(outcome) == pytest.approx(reward)
 
 
 def test_arguments_of_a_reward_are_part_of_the_fingerprint(make_config: Callable[..., RunConfig]) -> None:
@@ -261,7 +263,7 @@ def test_finishers_take_arguments(make_config: Callable[..., RunConfig]) -> None
         ("reward.name=no_such_pkg:f", ["reward.name=no_such_pkg:f", "PYTHONPATH"]),
         (f"{TAGS} env.prompt=nowhere.txt", ["env.prompt", "nowhere.txt"]),
         (f"{TAGS} env.tools.count=plugged:Cuonter", ["env.tools.count=plugged:Cuonter", "did you mean 'Counter'"]),
-        (f"{TAGS} env.tools.count=plugged:level", ["env.tools.count=plugged:level", "could not be called"]),
+        (f"{TAGS} env.tools.count=plugged:level", ["env.tools.count=plugged:level", "'finished' has no type"]),
         (f"{TAGS} env.tools.count=plugged:make_judge", ["env.tools.count=plugged:make_judge", "effects, description"]),
         (f"{TAGS} env.tools.answer=plugged:Counter", ["env.tools.answer", "small letters"]),
         (f"{TAGS} {COUNT.replace('=', '.path=')} env.tools.count.args.speed=1", ["env.tools.count", "'speed'", "unit"]),
@@ -327,13 +329,13 @@ def test_prompt_and_tools_reach_the_task_and_its_provenance(
     question = found.questions[0]
     assert found.core.initial(question, seed=0)[1] == f"查一查，再回答：{question.question}"
     assert check_tool(load_tools(config.env.tools)["count"], "a b") == ["2 个词"]
-    assert "</count>" in found.core.grammar.stop
-    about = provenance(config, found, questions="q")
+    assert "</count>" in found.core.stop
+    about = provenance(config, found)
     assert (about["prompt"], about["prompt_text"]) == (str(path), "查一查，再回答：{question}")
     assert about["tools"] == {"count": {"path": "plugged:make_counter", "args": {"unit": "个词"}}}
     plain = task(make_config(TAGS))
     assert plain.core.fingerprint != found.core.fingerprint
-    assert plain.core.grammar.fingerprint != found.core.grammar.fingerprint
+    assert provenance(config, plain)["grammar"] != about["grammar"]
     assert json.loads(json.dumps(about)) == about
 
 
@@ -348,7 +350,7 @@ def grown(config: RunConfig, *texts: str, rounds: int = 2) -> Rollout:
         engine=engine,
         dialogue=Dialogue(ByteTokenizer()),
         plan=GrowthPlan(rounds=rounds, expansions=2 if rounds else 0, rule=random_nodes),
-        sampling=SamplingParams(64, stop=found.core.grammar.stop),
+        sampling=SamplingParams(64, stop=found.core.stop),
         limits=Limits(64, max_context_tokens=8192, tool_backoff_s=0.0),
     )
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from turntree.errors import ConfigError
-from turntree.trainers.build import build_task, credit_rule, finisher, growth_plan, loss_function, scorer
+from turntree.trainers.build import credit_rule, finisher, growth_plan, loss_function, scorer
 from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
+from turntree.trainers.task import build_task
 
 MAKERS: dict[str, Callable[[RunConfig], Any]] = {
     "reward.scorer": scorer,
@@ -43,7 +44,7 @@ def make(bed: Any, overrides: str) -> Any:
     tokenizer: Any = SimpleNamespace()
     if option in MAKERS:
         return MAKERS[option](config)
-    return build_task(config, tokenizer, questions=config.env.questions, option="env.questions")
+    return build_task(config, tokenizer)
 
 
 @pytest.mark.parametrize("found", ["math:sqrt", "math:pi", "builtins:dict", "builtins:len"])

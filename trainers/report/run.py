@@ -13,8 +13,18 @@ from turntree.trainers.report.selection import interest, step_trees, tree_at
 from turntree.trainers.report.viewer import render_tree_html
 from turntree.trainers.run_folder import RunFolder, read_metrics
 from turntree.trainers.store import TreeStore
+from turntree.trainers.tree import Tree
 
 __all__ = ["list_trees", "step_note", "write_curve", "write_report", "write_tree"]
+
+
+NAMES = {
+    "em": ("EM", "Exact match", "exact match"),
+    "f1": ("F1", "F1", "F1"),
+    "success": ("success", "Success", "success"),
+    "reward": ("reward", "Reward", "reward"),
+}
+"""How a metric is called in a line, in a title and on an axis."""
 
 
 def step_note(metrics: Mapping[str, float]) -> str:
@@ -25,8 +35,10 @@ def step_note(metrics: Mapping[str, float]) -> str:
         f"entropy {metrics['tree/entropy']:.3f}",
         f"tokens {metrics['total/generated_tokens']:,.0f}",
     ]
-    if "validation/em" in metrics:
-        parts.append(f"validation EM {metrics['validation/em']:.3f}")
+    validated = next((key for key in metrics if key.startswith("validation/")), None)  # the task's metric is the first
+    if validated is not None:
+        name = validated.removeprefix("validation/")
+        parts.append(f"validation {NAMES.get(name, (name,))[0]} {metrics[validated]:.3f}")
     return "  ".join(parts)
 
 
@@ -39,30 +51,38 @@ def write_report(path: Path) -> None:
 
 
 def write_curve(run: RunFolder) -> None:
-    """EM on the validation questions against generated tokens, with 95 % intervals.
+    """The task's metric on the validation tasks against generated tokens, with 95 % intervals.
 
-    A run without validation gets the EM of its rollouts.
+    For question answering that is EM. A run without validation gets the EM of its rollouts, or their score.
     """
     points = list(_validations(run))
     if not points:
         _write_rollout_curve(run)
         return
+    metric = points[0].get("metric", "em")
+    _, title, axis = NAMES.get(metric, (metric, metric.capitalize(), metric))
     series = Series(
         label="validation",
         x=[p["generated_tokens"] for p in points],
-        y=[_number(p["em"]) for p in points],
-        low=[_number(p["em_low"]) for p in points],
-        high=[_number(p["em_high"]) for p in points],
+        y=[_number(p[metric]) for p in points],
+        low=[_number(p[f"{metric}_low"]) for p in points],
+        high=[_number(p[f"{metric}_high"]) for p in points],
     )
-    cold = points[0]["em"] if points[0]["step"] == 0 else None
-    plot_curve(run.curve_file, [series], cold_start=cold, title="Exact match on unseen questions")
+    cold = points[0][metric] if points[0]["step"] == 0 else None
+    unseen = "questions" if metric == "em" else "tasks"
+    plot_curve(run.curve_file, [series], cold_start=cold, title=f"{title} on unseen {unseen}", y_label=axis)
 
 
 def _write_rollout_curve(run: RunFolder) -> None:
-    rows = [row for row in read_metrics(run.metrics_file) if "tree/reward/em" in row]
-    if rows:
-        x, y = ([_number(row[key]) for row in rows] for key in ("total/generated_tokens", "tree/reward/em"))
-        plot_curve(run.curve_file, [Series("rollouts", x, y)], title="Exact match of the training rollouts")
+    rows = read_metrics(run.metrics_file)
+    keys = {"tree/reward/em": "em", "tree/reward/success": "success", "critic/score/mean": "reward"}
+    key = next((key for key in keys if any(key in row for row in rows)), None)
+    if key is None:
+        return
+    _, title, axis = NAMES[keys[key]]
+    rows = [row for row in rows if key in row]
+    x, y = ([_number(row[name]) for row in rows] for name in ("total/generated_tokens", key))
+    plot_curve(run.curve_file, [Series("rollouts", x, y)], title=f"{title} of the training rollouts", y_label=axis)
 
 
 def _validations(run: RunFolder) -> Iterator[dict[str, Any]]:
@@ -81,8 +101,13 @@ def list_trees(path: Path) -> Iterator[str]:
     for step in store.steps():
         for index, stored in enumerate(store.read(step)):
             rewards = " ".join(f"{leaf.reward:g}" for leaf in stored.tree.scored_leaves())
-            question = stored.tree.task.question if stored.tree.task is not None else ""
+            question = stored.tree.task.question if stored.tree.task is not None else _first_line(stored.tree)
             yield f"step {step}  --prompt {index}  leaves {len(stored.tree.leaves())}  rewards [{rewards}]  {question}"
+
+
+def _first_line(tree: Tree) -> str:
+    """How the prompt of a task that is no question begins."""
+    return next(iter(tree.root.observation.strip().splitlines()), "")[:120]
 
 
 def write_tree(path: Path, *, step: int | None, index: int | None, out: Path | None) -> Path:

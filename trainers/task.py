@@ -1,0 +1,225 @@
+"""The task as configured: the environment that ``env.id`` names, its tasks, and what a result says about both."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from turntree.agents.engines.protocol import SamplingParams
+from turntree.envs.core import TurnCore
+from turntree.envs.datasets import load_questions
+from turntree.envs.loading import check_arguments
+from turntree.envs.registry import turn_env
+from turntree.envs.search_qa import SearchQACore
+from turntree.errors import ConfigError, DataError
+from turntree.search_backend import SearchBackend
+from turntree.search_backend.bm25 import BM25Backend, BM25Settings
+from turntree.trainers.config import EnvConfig, RewardConfig, RunConfig
+from turntree.trainers.plugins import load_backend, load_env, load_reward
+
+__all__ = [
+    "SEARCH_QA",
+    "Split",
+    "Task",
+    "build_task",
+    "eval_sampling",
+    "first",
+    "has_split",
+    "provenance",
+    "rollout_sampling",
+]
+
+_log = logging.getLogger(__name__)
+
+Split = Literal["train", "dev", "test"]
+
+SEARCH_QA = "turntree/SearchQA-v0"
+"""The environment that is made from the options of ``env``, ``search`` and ``reward``: questions, corpora, grammar."""
+
+#: Options of every environment; all others are those of SEARCH_QA.
+_COMMON = ("id", "args", "dev_args", "test_args", "max_observation_tokens", "tool_retries")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What episodes are about, and the rules that they are played under.
+
+    ``source``: the questions file, or the environment's id; ``arguments``: the environment's own, as configured.
+    """
+
+    questions: tuple[Any, ...]
+    core: TurnCore[Any]
+    source: str = ""
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def has_split(config: RunConfig, split: Split) -> bool:
+    """Whether there are tasks for ``split``: a questions file, or arguments of its own."""
+    env = config.env
+    if env.id != SEARCH_QA:
+        return split != "dev" or bool(env.dev_args)
+    return bool({"train": env.questions, "dev": env.dev_questions}.get(split, env.test_questions or env.dev_questions))
+
+
+def build_task(config: RunConfig, tokenizer: Any, *, split: Split = "train") -> Task:
+    """Make the environment ``env.id`` for ``split``.
+
+    Of SEARCH_QA the questions are ``env.questions``, ``env.dev_questions`` or ``env.test_questions`` (else the dev
+    ones), and the corpus the one given for them, else the ``corpus.jsonl`` beside them, else ``search.corpus``. Other
+    environments get ``env.args``, with ``env.dev_args`` or ``env.test_args`` (else the dev ones) on top of it.
+
+    Raises ``ConfigError`` or ``DataError``, naming the option that is at fault.
+    """
+    env = config.env
+    arguments = _arguments(env, split)
+    if env.id == SEARCH_QA:
+        given, source = _search_qa(config, tokenizer, split)
+        taken = next((name for name in arguments if name in given), None)
+        if taken is not None:
+            raise ConfigError(f"env.args.{taken} of {SEARCH_QA} has an option of its own; leave it out of env.args")
+        made = turn_env(env.id, {**given, **arguments})
+        return Task(tuple(made.tasks), made.core, source, arguments)
+    _refuse_questions(config)
+    made = turn_env(env.id, arguments)
+    core = made.core
+    if env.max_observation_tokens is not None:
+        core = core.limited(env.max_observation_tokens, tokenizer)
+    return Task(tuple(made.tasks), core, env.id, arguments)
+
+
+def _arguments(env: EnvConfig, split: Split) -> dict[str, Any]:
+    own = {"train": {}, "dev": env.dev_args, "test": env.test_args or env.dev_args}[split]
+    return {**env.args, **own}
+
+
+def _refuse_questions(config: RunConfig) -> None:
+    """Options that only question answering has must not be given to another environment as if they counted."""
+    for field in dataclasses.fields(EnvConfig):
+        if field.name not in _COMMON and getattr(config.env, field.name) != getattr(EnvConfig(), field.name):
+            raise ConfigError(
+                f"env.{field.name} is an option of {SEARCH_QA}, but env.id={config.env.id}; give arguments of this "
+                f"environment as env.args.NAME"
+            )
+    reward, default = config.reward, RewardConfig()
+    if (reward.name, reward.args) != (default.name, default.args):
+        _log.warning("reward.name=%s judges answers and has no effect: %s gives rewards", reward.name, config.env.id)
+
+
+# -- question answering ---------------------------------------------------------------------------------------
+
+
+def _search_qa(config: RunConfig, tokenizer: Any, split: Split) -> tuple[dict[str, Any], str]:
+    """The arguments of the question-answering environment, and the questions file."""
+    env = config.env
+    name = _questions(env, split)
+    path = Path(name) / "questions.jsonl" if Path(name).is_dir() else Path(name)
+    rows = load_questions(path)
+    if not rows:
+        raise DataError(f"{_option(split)}: expected at least one question, found none in {path}")
+    grammar, prompt, tools = load_env(env)
+    given = {
+        "questions": rows,
+        "search": build_backend(config, _corpus(config, path, split)),
+        "max_turns": env.max_turns,
+        "max_searches": env.max_searches,
+        "top_k": config.search.top_k,
+        "on_length": env.on_length,
+        "max_observation_tokens": env.max_observation_tokens,
+        "tokenizer": tokenizer,
+        "grammar": grammar,
+        "reward": load_reward(config.reward),
+        "tools": tools,
+        "prompt": prompt,
+    }
+    return given, name
+
+
+def _questions(env: EnvConfig, split: Split) -> str:
+    """The file, or folder, of a split's questions."""
+    name = {"train": env.questions, "dev": env.dev_questions, "test": env.test_questions or env.dev_questions}[split]
+    if not name:
+        raise ConfigError(f"{_option(split)} is empty: expected a questions file (FlashRAG jsonl or Search-R1 parquet)")
+    return name
+
+
+def _option(split: Split) -> str:
+    return "env.questions" if split == "train" else f"env.{split}_questions"
+
+
+def _corpus(config: RunConfig, questions: Path, split: Split) -> Path:
+    """What the questions are asked of: the corpus given for them, else the one beside them, else ``search.corpus``."""
+    env, search = config.env, config.search
+    corpus = env.dev_corpus if split == "dev" else search.corpus
+    if split == "test" and not env.test_questions:
+        corpus = corpus or env.dev_corpus
+    beside = questions.parent / "corpus.jsonl"
+    path = Path(corpus) if corpus else beside if beside.is_file() else Path(search.corpus or beside)
+    if not path.is_file():
+        raise ConfigError(f"no corpus at {path}: put corpus.jsonl beside {questions.name} or set search.corpus")
+    return path
+
+
+@functools.lru_cache(maxsize=4)
+def _bm25(corpus: str, modified: float, args: tuple[tuple[str, Any], ...]) -> BM25Backend:
+    del modified  # part of the key: a rewritten corpus is indexed again
+    return BM25Backend.from_corpus(Path(corpus), **dict(args))
+
+
+def build_backend(config: RunConfig, corpus: Path) -> SearchBackend:
+    """The retriever over ``corpus``."""
+    args = dict(config.search.args)
+    if config.search.backend == "bm25":
+        check_arguments(BM25Settings, args, what="search.args")
+        return _bm25(str(corpus.resolve()), corpus.stat().st_mtime, tuple(sorted(args.items())))
+    return load_backend(config.search.backend, {"corpus": corpus, **args})
+
+
+# -- what a run needs of it -----------------------------------------------------------------------------------
+
+
+def provenance(config: RunConfig, task: Task) -> dict[str, Any]:
+    """What a result must name besides its sampling: model, tasks, rules and limits; plain JSON."""
+    about = {
+        "model": config.model.path,
+        "questions": task.source,
+        "max_turn_tokens": config.sampling.max_turn_tokens,
+        "max_context_tokens": config.sampling.max_context_tokens,
+        "env_id": config.env.id,
+        "env_args": task.arguments,
+        "env": task.core.fingerprint,
+        "finisher": config.reward.finisher,
+    }
+    core = task.core
+    if isinstance(core, SearchQACore):
+        about |= {
+            "max_turns": config.env.max_turns,
+            "max_searches": config.env.max_searches,
+            "grammar": core.grammar.fingerprint,
+            "prompt": config.env.prompt,
+            "prompt_text": core.prompt.text if core.prompt else "",
+            "tools": config.env.tools,
+            "normalizer": core.normalizer,
+        }
+    return about
+
+
+def rollout_sampling(config: RunConfig, core: TurnCore[Any]) -> SamplingParams:
+    """Sampling of training rollouts: full support, so that log-probs are those of the policy."""
+    return SamplingParams(
+        max_tokens=config.sampling.max_turn_tokens, temperature=config.sampling.temperature, stop=tuple(core.stop)
+    )
+
+
+def eval_sampling(config: RunConfig, core: TurnCore[Any]) -> SamplingParams:
+    """Sampling of evaluation."""
+    return replace(rollout_sampling(config, core), temperature=config.sampling.eval_temperature)
+
+
+def first(questions: Sequence[Any], count: int | None) -> tuple[Any, ...]:
+    """The first ``count`` questions in file order (all for None)."""
+    return tuple(questions[:count] if count is not None else questions)
