@@ -10,6 +10,7 @@ import gymnasium
 from turntree.envs.actions import ActionTags, PlainText
 from turntree.envs.agent_task import AgentTask, TaskCore
 from turntree.envs.core import Action, Pending, Step, TextTool, Tool, ToolCall, ToolFailure, ToolResult, TurnCore
+from turntree.envs.forkable import Forkable, ForkSnapshot
 from turntree.envs.grammar import Grammar, ParsedTurn, TagGrammar, TurnRecord
 from turntree.envs.metrics import exact_match, f1_score, sub_exact_match
 from turntree.envs.prompt import PromptTemplate
@@ -26,6 +27,8 @@ __all__ = [
     "Action",
     "ActionTags",
     "AgentTask",
+    "ForkSnapshot",
+    "Forkable",
     "FrozenDict",
     "Grammar",
     "History",
