@@ -55,9 +55,7 @@ class McpServer:
     def __post_init__(self) -> None:
         _require_package()
         if bool(self.command) == bool(self.url):
-            raise ConfigError(
-                "expected either command (a list of words) or url, found " + ("both" if self.url else "none")
-            )
+            raise ConfigError(f"expected command (a list of words) or url, found {'both' if self.url else 'neither'}")
         if self.url and urlsplit(self.url).scheme not in ("http", "https"):
             raise ConfigError(f"expected url to begin with http:// or https://, found {self.url!r}")
         if not 0 < self.timeout_s < float("inf") or not 0 < self.start_timeout_s < float("inf"):
@@ -241,6 +239,7 @@ class _Link:
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._client: Future[Any] = Future()
+        self._serving = self._loop.create_task(self._serve())
         self._thread = threading.Thread(target=self._run, daemon=True, name="turntree-mcp")
         self._thread.start()
         try:
@@ -275,12 +274,12 @@ class _Link:
     def close(self) -> None:
         """Ask the connection to end, and wait a little for it."""
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._stop.set)
+            self._loop.call_soon_threadsafe(self._stop.set if self._client.done() else self._serving.cancel)
         self._thread.join(10)
 
     def _run(self) -> None:
         try:
-            self._loop.run_until_complete(self._serve())
+            self._loop.run_until_complete(self._serving)
         except BaseException as error:
             if not self._client.done():
                 self._client.set_exception(error if isinstance(error, Exception) else ToolError(repr(error)))
