@@ -21,6 +21,7 @@ from turntree.trainers.build import run_path
 from turntree.trainers.coldstart import cold_start
 from turntree.trainers.config import RunConfig
 from turntree.trainers.learner import TrainResult, train
+from turntree.trainers.remote import refuse_training
 from turntree.trainers.report.run import write_report
 from turntree.trainers.run_folder import RunFolder
 from turntree.trainers.scoring import score
@@ -82,6 +83,7 @@ def quickstart(config: RunConfig, *, report: Report = lambda *_: None) -> dict[s
 
     With ``resume=true`` finished stages are kept and the first unfinished one goes on from its newest checkpoint.
     """
+    refuse_training(config)
     started = time.monotonic()
     stages = Stages(run_path(config, "quickstart"))
     RunFolder.create(stages.root, config, resume=config.resume)

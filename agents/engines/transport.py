@@ -6,6 +6,7 @@ import email.utils
 import json
 import math
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -50,6 +51,7 @@ class Transport:
         self.meter = Meter(endpoint, spent=spent)
         self._key = endpoint.api_key()
         self._rate = RateLimiter(requests=endpoint.requests_per_minute, tokens=endpoint.tokens_per_minute)
+        self._local = threading.local()
         self._random = random.Random()  # only spreads retries of many clients: nothing that is measured depends on it
         # trust_env=False: no proxy and no netrc of the environment, so that only base_url is contacted.
         self._client = httpx2.Client(
@@ -92,15 +94,18 @@ class Transport:
                     raise EngineError(self._hide(f"{self._where(path)} failed after {tries}: {again}")) from None
                 self.meter.add(Usage(retries=1))
                 backoff, jitter = self.endpoint.backoff_s, self._random.random()
-                time.sleep(retry_wait(attempt, backoff_s=backoff, after=again.after, jitter=jitter))
+                self._pause(retry_wait(attempt, backoff_s=backoff, after=again.after, jitter=jitter))
         raise AssertionError("the last try returns or raises")
 
     def map(self, calls: Sequence[Callable[[], T]]) -> Iterator[tuple[int, T | EngineError]]:
         """Run calls, ``concurrency`` at a time, and yield (index, result or error) as they end.
 
-        What has not started when the consumer stops (Ctrl-C, an exception) is not started any more.
+        When the consumer stops (Ctrl-C, an exception), requests in flight end and nothing more is started.
         """
-        pool = ThreadPoolExecutor(self.endpoint.concurrency, thread_name_prefix="endpoint")
+        stop = threading.Event()
+        pool = ThreadPoolExecutor(
+            self.endpoint.concurrency, "endpoint", initializer=lambda: setattr(self._local, "stop", stop)
+        )
         try:
             pending: dict[Future[T], int] = {pool.submit(call): i for i, call in enumerate(calls)}
             while pending:
@@ -115,6 +120,7 @@ class Transport:
                     else:
                         raise error
         finally:
+            stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _admit(self, tokens: int) -> None:
@@ -122,8 +128,16 @@ class Transport:
         now = time.monotonic()
         start = self._rate.book(tokens, now=now)
         if start > now:
-            time.sleep(start - now)
+            self._pause(start - now)
             self.meter.check()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, unless whoever reads the answers has stopped: then nothing more is started."""
+        stop: threading.Event | None = getattr(self._local, "stop", None)
+        if stop is None:
+            time.sleep(seconds)
+        elif stop.wait(seconds):
+            raise EngineError("the answers are not read any more; the request was not started")
 
     def _send(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """One try: the JSON object that the server answers with status 200."""

@@ -276,6 +276,18 @@ def test_ctrl_c_starts_nothing_more(openai_server: Any) -> None:
     engine.close()
 
 
+def test_ctrl_c_does_not_wait_for_a_slow_rate(openai_server: Any) -> None:
+    """One request a minute: those that wait for their minute are given up at once."""
+    openai_server.faults(*[say("a")] * 3)
+    engine = ChatEngine(Endpoint(openai_server.url, "tiny", concurrency=3, requests_per_minute=1))
+    _, request = chat_request()
+    arriving = engine.as_completed([request] * 3)
+    assert next(arriving)[0] in (0, 1, 2)
+    arriving.close()  # type: ignore[attr-defined]
+    assert len(openai_server.log()) == 1
+    engine.close()
+
+
 # The completions engine -----------------------------------------------------------------------------------------------
 
 
