@@ -12,6 +12,8 @@ from turntree.trainers.config import RunConfig, did_you_mean, documented_options
 
 __all__ = ["compose", "config_groups", "import_object"]
 
+# What env=... means an environment by its id with, and not a choice of the config group.
+_ENV_ID = re.compile(r"^env=(?=.*(?:[/:]|-v\d+$))")
 _GRAMMAR = re.compile(r"[\[\](){},=\\'\"]|[^\x00-\x7f]")
 _LITERAL = re.compile(r"(?i:true|false)|[-+.]?\d[\w.+-]*")
 
@@ -46,7 +48,7 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
     from omegaconf.errors import OmegaConfBaseException
 
     ConfigStore.instance().store(name="schema", node=_schema())
-    checked = [_checked(override) for override in overrides]
+    checked = [_checked(_ENV_ID.sub("env.id=", override, count=1)) for override in overrides]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(config_dir().resolve()), version_base="1.3"):
