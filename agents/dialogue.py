@@ -6,9 +6,10 @@ is tokenised once, when it is appended. Nothing is decoded and encoded again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from turntree.agents.engines.protocol import Generation, Prefix
 from turntree.agents.stops import find_stop, tokens_to_stop
@@ -18,13 +19,16 @@ from turntree.errors import ConfigError, EngineError, TemplateError
 
 __all__ = ["Dialogue", "Style", "TemplateReport", "TurnText", "cut_text", "turn_budget"]
 
-Style = Literal["inline", "chat"]
-"""``inline``: observations continue the assistant's message (Search-R1); ``chat``: each is a message of the user."""
+Style = Literal["inline", "chat", "tools"]
+"""``inline``: observations continue the assistant's message (Search-R1); ``chat``: each is a message of the user;
+``tools``: results of tools are messages of role ``tool``, every other observation is one of the user."""
 
 # Words that no template treats in a special way; the tabs around them show whether contents are trimmed.
 _USERS = ("\tQuolmarn one?\t", "\tQuolmarn two?\t", "\tQuolmarn three?\t")
 _TURNS = ("\tVastreel one.\t", "\tVastreel two.\t")
 _THOUGHT = "<think>Vastreel thought</think>\n\n"
+# A result as HermesGrammar writes it; what it holds is data without such tags.
+_RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>\n?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,10 @@ class TemplateReport:
         if self.style == "inline":
             return "dialogue: inline, an episode is one message of the assistant: the chat template rewrites nothing"
         if not self.rewrites:
-            return "dialogue: chat, the chat template keeps earlier turns as they are"
+            return f"dialogue: {self.style}, the chat template keeps earlier turns as they are"
         return (
-            f"dialogue: chat, append-only in training and evaluation alike; the chat template would rewrite earlier "
-            f"turns ({', '.join(self.rewrites)})"
+            f"dialogue: {self.style}, append-only in training and evaluation alike; the chat template would rewrite "
+            f"earlier turns ({', '.join(self.rewrites)})"
         )
 
 
@@ -81,6 +85,18 @@ class _Template:
     between: str
     trims_user: bool
     rewrites: tuple[str, ...]
+    results: _Results | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Results:
+    """Template texts around messages of role ``tool``: after a turn, between two, after the last, before a user's."""
+
+    head: str
+    between: str
+    tail: str
+    to_user: str
+    trims: bool
 
 
 class Dialogue:
@@ -88,7 +104,8 @@ class Dialogue:
 
     ``on_rewrite`` says what to do with a template that changes earlier turns when it renders a longer conversation
     (Qwen3 drops their thinking): ``append`` runs it append-only and says so in ``report``, ``refuse`` raises
-    :class:`TemplateError`. A tokenizer without a chat template runs ``inline`` on plain text.
+    :class:`TemplateError`. A tokenizer without a chat template runs ``inline`` on plain text. ``tools``: schemas that
+    the template lists in its own way (``HermesGrammar.functions()``, with ``schemas="template"`` there).
 
     Raises ``TemplateError`` when the template cannot be rendered or taken apart for ``style``.
     """
@@ -99,18 +116,21 @@ class Dialogue:
         *,
         style: Style = "inline",
         system: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
         on_rewrite: Literal["append", "refuse"] = "append",
         generation_config: Any = None,
     ) -> None:
-        if style not in ("inline", "chat"):
-            raise ConfigError(f"style must be 'inline' or 'chat', found {style!r}")
+        if style not in get_args(Style):
+            raise ConfigError(f"style must be one of {', '.join(map(repr, get_args(Style)))}, found {style!r}")
+        if tools and not tokenizer.chat_template:
+            raise TemplateError("tools= are listed by a chat template, found none; let the grammar list them")
         if on_rewrite not in ("append", "refuse"):
             raise ConfigError(f"on_rewrite must be 'append' or 'refuse', found {on_rewrite!r}")
         self.tokenizer = tokenizer
         self.style: Style = style
         self.system = system
         self._specials = special_tokens(tokenizer)
-        self._template = _probe(tokenizer, system, style=style) if tokenizer.chat_template else None
+        self._template = _probe(_Frame(tokenizer, system, tuple(tools)), style) if tokenizer.chat_template else None
         self.report = self._make_report()
         self.end_ids = end_ids(tokenizer, generation_config) | {i for i in [self.report.end_of_turn] if i is not None}
         if self.report.rewrites and on_rewrite == "refuse":
@@ -122,9 +142,9 @@ class Dialogue:
     def _make_report(self) -> TemplateReport:
         template = self._template
         if template is None:
-            if self.style == "chat":
+            if self.style != "inline":
                 raise TemplateError(
-                    "style='chat' needs a tokenizer with a chat template, found none; use style='inline'"
+                    f"style={self.style!r} needs a tokenizer with a chat template, found none; use style='inline'"
                 )
             return TemplateReport(self.style, has_template=False)
         between = encode(self.tokenizer, template.between, allow_special=True)
@@ -145,25 +165,40 @@ class Dialogue:
         """Ids that the environment adds after a turn whose ids end with ``after``; all of them have mask 0.
 
         ``inline``: the text alone. ``chat``: the boundary after the turn (without its end-of-turn token if that was
-        sampled), the text, and the boundary up to the next turn.
+        sampled), the text, and the boundary up to the next turn. ``tools``: the same, results in messages of their own.
         """
         template = self._template
         if self.style == "inline" or template is None:
             return encode(self.tokenizer, text)
-        ids = self._message(template.between, text, template.generation)
+        results = _RESULT.findall(text) if template.results and text.startswith("<tool_response>\n") else []
+        if results and template.results:
+            ids = self._results(template.results, results, _RESULT.sub("", text).strip(), template)
+        else:
+            ids = self._message(template.between, text, template.generation)
         end = self.report.end_of_turn
         if end is None or not after or after[-1] != end:
             return ids
         return ids[ids.index(end) + 1 :]
 
     def _message(self, head: str, text: str, tail: str) -> tuple[int, ...]:
-        """Ids of a message of the user between template texts; special tokens in ``text`` stay plain characters."""
+        """Ids of a message of the user between template texts."""
         if self._template is not None and self._template.trims_user:
             text = text.strip()
-        if not any(token in text for token in self._specials):
-            return encode(self.tokenizer, head + text + tail, allow_special=True)
-        parts = ((head, True), (text, False), (tail, True))
-        return tuple(i for part, special in parts for i in encode(self.tokenizer, part, allow_special=special))
+        return self._ids((head, text, tail))
+
+    def _results(self, around: _Results, results: Sequence[str], rest: str, template: _Template) -> tuple[int, ...]:
+        """Ids of messages of role ``tool``, and of one of the user where there is a ``rest``."""
+        parts = [around.head]
+        for i, result in enumerate(results):
+            last = around.to_user if rest else around.tail
+            parts += [result.strip() if around.trims else result, around.between if i + 1 < len(results) else last]
+        return self._ids((*parts, rest, template.generation) if rest else tuple(parts))
+
+    def _ids(self, parts: Sequence[str]) -> tuple[int, ...]:
+        """Ids of texts in turn of the template and of data; special tokens in data stay plain characters."""
+        if not any(token in data for data in parts[1::2] for token in self._specials):
+            return encode(self.tokenizer, "".join(parts), allow_special=True)
+        return tuple(i for n, part in enumerate(parts) for i in encode(self.tokenizer, part, allow_special=n % 2 == 0))
 
     def read_turn(self, generation: Generation) -> TurnText:
         """The text of a turn, cut at its stop string; sampled end-of-turn tokens are not part of it.
@@ -283,9 +318,40 @@ def _bos(tokenizer: Tokenizer) -> tuple[int, ...]:
 # The template probe ------------------------------------------------------------------------------------------------
 
 
-def _probe(tokenizer: Tokenizer, system: str | None, *, style: Style) -> _Template:
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What every rendering of a template has in common."""
+
+    tokenizer: Tokenizer
+    system: str | None
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    def render(self, users: Sequence[str], turns: Sequence[str] = (), *, roles: Sequence[str] = ()) -> str:
+        """Text of the dialogue user, turn, user, ... with a generation prompt; ``roles`` of all but the first user."""
+        messages = [("user", users[0]), *zip(roles or ["user"] * len(users[1:]), users[1:], strict=True)]
+        for i, turn in enumerate(turns):
+            messages.insert(2 * i + 1, ("assistant", turn))
+        return self.written(messages)
+
+    def written(self, messages: Sequence[tuple[str, str]]) -> str:
+        """Text of messages, each a role and its content, after the system's."""
+        first = [] if self.system is None else [("system", self.system)]
+        said = [{"role": role, "content": content} for role, content in (*first, *messages)]
+        more = {"tools": [dict(tool) for tool in self.tools]} if self.tools else {}
+        try:
+            made = self.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True, **more)
+        except Exception as error:  # Templates are programs: they raise jinja errors, type errors, and their own.
+            raise TemplateError(
+                f"the chat template cannot render messages of roles {[m['role'] for m in said]}"
+                f"{' with tools' if self.tools else ''}: {error}; use style='inline', leave system or tools out, or "
+                "use another template"
+            ) from error
+        return str(made)
+
+
+def _probe(frame: _Frame, style: Style) -> _Template:
     """Take the template apart by rendering one-, two- and three-turn dialogues of marked contents."""
-    one = _render(tokenizer, system, _USERS[:1])
+    one = frame.render(_USERS[:1])
     user = next((u for u in (_USERS[0], _USERS[0].strip()) if one.count(u) == 1), None)
     if user is None:
         raise TemplateError(
@@ -293,10 +359,10 @@ def _probe(tokenizer: Tokenizer, system: str | None, *, style: Style) -> _Templa
         )
     head, generation = one.split(user)
     if style == "inline":
-        return _Template(head, generation, _between_inline(tokenizer, system), user != _USERS[0], ())
+        return _Template(head, generation, _between_inline(frame), user != _USERS[0], ())
     # Empty renderings of a first turn differ from later ones in some templates: the second boundary must agree.
-    two = _render(tokenizer, system, _USERS[:2], _TURNS[:1])
-    three = _render(tokenizer, system, _USERS, _TURNS)
+    two = frame.render(_USERS[:2], _TURNS[:1])
+    three = frame.render(_USERS, _TURNS)
     first = _boundary(two, _TURNS[0], _USERS[1])
     second = _boundary(three, _TURNS[1], _USERS[2])
     if first != second or not three.endswith(generation):
@@ -304,29 +370,45 @@ def _probe(tokenizer: Tokenizer, system: str | None, *, style: Style) -> _Templa
             f"expected the same text between a turn and the next message everywhere, found {first!r} after the first "
             f"turn and {second!r} after the second; use style='inline' or a regular template"
         )
-    return _Template(head, generation, first, user != _USERS[0], _rewrites(tokenizer, system, one, three))
+    roles = ("tool", "tool") if style == "tools" else ("user", "user")
+    rewrites = _rewrites(frame, one, roles)
+    results = _probe_results(frame, generation) if style == "tools" else None
+    return _Template(head, generation, first, user != _USERS[0], rewrites, results)
 
 
-def _render(tokenizer: Tokenizer, system: str | None, users: Sequence[str], turns: Sequence[str] = ()) -> str:
-    """Text of the dialogue user, turn, user, ... with a generation prompt."""
-    messages: list[Mapping[str, str]] = [] if system is None else [{"role": "system", "content": system}]
-    for i, user in enumerate(users):
-        messages.append({"role": "user", "content": user})
-        if i < len(turns):
-            messages.append({"role": "assistant", "content": turns[i]})
-    try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    except Exception as error:  # Templates are programs: they raise jinja errors, type errors, and their own.
+def _probe_results(frame: _Frame, generation: str) -> _Results:
+    """The texts around messages of role ``tool``, from dialogues with one and two of them."""
+    start: list[tuple[str, str]] = [("user", _USERS[0]), ("assistant", _TURNS[0])]
+    one = frame.written([*start, ("tool", _USERS[1])])
+    trims = _USERS[1] not in one
+    first, second = (u.strip() if trims else u for u in _USERS[1:])
+    two = frame.written([*start, ("tool", _USERS[1]), ("tool", _USERS[2])])
+    then = frame.written([*start, ("tool", _USERS[1]), ("user", _USERS[2])])
+    if any(text.count(first) != 1 for text in (one, two, then)) or two.count(second) != 1:
         raise TemplateError(
-            f"the chat template cannot render messages of roles {[m['role'] for m in messages]}: {error}; use "
-            " style='inline', leave system out, or use another template"
-        ) from error
+            f"expected the chat template to show a result of role 'tool' once, found {one!r}; use 'chat'"
+        )
+    head, tail = _boundary(one, _TURNS[0], _USERS[1]), one.partition(first)[2]
+    found = _Results(head, _cut_out(two, first, second), tail, _cut_out(then, first, _USERS[2].strip()), trims)
+    if not two.endswith(second + tail) or not then.endswith(generation) or not tail.endswith(generation):
+        raise TemplateError(
+            f"expected the same text after every result of a tool, found {tail!r} after one; use style='chat'"
+        )
+    return replace(found, to_user=found.to_user.removesuffix("\t"))
 
 
-def _between_inline(tokenizer: Tokenizer, system: str | None) -> str:
+def _cut_out(text: str, before: str, after: str) -> str:
+    """What stands between two contents."""
+    rest = text.partition(before)[2]
+    if after not in rest:
+        raise TemplateError(f"expected {after!r} after {before!r} in the rendered dialogue, found {text!r}")
+    return rest.partition(after)[0]
+
+
+def _between_inline(frame: _Frame) -> str:
     """The text after a turn, from which the end-of-turn token is read; empty when the template cannot say."""
     try:
-        return _boundary(_render(tokenizer, system, _USERS[:2], _TURNS[:1]), _TURNS[0], _USERS[1])
+        return _boundary(frame.render(_USERS[:2], _TURNS[:1]), _TURNS[0], _USERS[1])
     except TemplateError:
         return ""
 
@@ -343,10 +425,11 @@ def _boundary(text: str, turn: str, user: str) -> str:
     return between.removesuffix(user[: len(user) - len(user.lstrip())])
 
 
-def _rewrites(tokenizer: Tokenizer, system: str | None, one: str, three: str) -> tuple[str, ...]:
+def _rewrites(frame: _Frame, one: str, roles: Sequence[str]) -> tuple[str, ...]:
     """What a longer rendering changes in earlier turns."""
     found: list[str] = []
-    thinking = _render(tokenizer, system, _USERS, [_THOUGHT + turn.strip() for turn in _TURNS])
+    three = frame.render(_USERS, _TURNS, roles=roles)
+    thinking = frame.render(_USERS, [_THOUGHT + turn.strip() for turn in _TURNS], roles=roles)
     if any(_THOUGHT + turn.strip() not in thinking for turn in _TURNS):
         found.append("thinking")
     if any(turn not in three for turn in _TURNS):

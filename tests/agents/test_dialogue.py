@@ -12,7 +12,11 @@ from turntree.agents.dialogue import Dialogue, cut_text, turn_budget
 from turntree.agents.engines import Generation, Prefix, Request, SamplingParams, ScriptedEngine
 from turntree.agents.tiny import build_tokenizer
 from turntree.agents.tokenizer import ByteTokenizer, decode, encode
+from turntree.envs import Action
+from turntree.envs.core import ToolSpec
+from turntree.envs.grammar import HermesGrammar
 from turntree.errors import ConfigError, EngineError, TemplateError
+from turntree.search_backend import Passage
 
 STOPS = ("</search>", "</answer>")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -261,3 +265,73 @@ def test_turn_budget() -> None:
     assert turn_budget(100, max_turn_tokens=50, max_context_tokens=256) == 50
     assert turn_budget(250, max_turn_tokens=50, max_context_tokens=256) == 6
     assert turn_budget(256, max_turn_tokens=50, max_context_tokens=256) == 0
+
+
+# -- messages of role tool ---------------------------------------------------------------------------------------------
+
+# As Qwen's: the tools in the system's message, results of one turn together in a message of the user.
+QWEN_TOOLS = """{%- if tools %}{{- '<|im_start|>system\n<tools>' }}
+{%- for tool in tools %}{{- '\n' + tool | tojson }}{%- endfor %}{{- '\n</tools><|im_end|>\n' }}{%- endif %}
+{%- for m in messages %}
+{%- if m.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
+{%- else %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+TOOL_MODES = [QWEN_TOOLS, QWEN_TOOLS.replace("'<|im_start|>user'", "'<|im_start|>tool'"), CHATML]
+HERMES = HermesGrammar(schemas="template").with_tools([ToolSpec("python", "Runs 中.")])
+
+
+@pytest.mark.parametrize("template", TOOL_MODES)
+@pytest.mark.parametrize("notice", [True, False])
+@pytest.mark.parametrize("sampled_end", [True, False])
+def test_results_are_messages_of_role_tool_as_the_template_writes_them(
+    template: str, notice: bool, sampled_end: bool
+) -> None:
+    tokenizer = hf_tokenizer(template)
+    tools = HERMES.functions()
+    dialogue = Dialogue(tokenizer, style="tools", tools=tools)
+    turns = [HERMES.write("t", Action("search", "a"), Action("python", "b")), "<tool_call>wrong</tool_call>"]
+    shown = [HERMES.results([Passage("1", "T", " é 中\n")]).text, HERMES.tool_result("python", "</tool_response>").text]
+    said = HERMES.last_turn_notice() if notice else ""
+    correction = HERMES.correction("bad_json")
+    messages = [{"role": "user", "content": "what"}, {"role": "assistant", "content": turns[0]}]
+    messages += [{"role": "tool", "content": text[16:-17]} for text in shown]
+    messages += [{"role": "user", "content": said.strip()}] if notice else []
+    messages += [{"role": "assistant", "content": turns[1]}, {"role": "user", "content": correction}]
+    expected = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+    ends = [encode(tokenizer, t + ("<|im_end|>" if sampled_end else ""), allow_special=True) for t in turns]
+    ids = transcript(dialogue, ["what", "\n".join(shown) + said, correction], ends)
+    assert decode(tokenizer, ids) == expected
+    assert tuple(ids) == encode(tokenizer, expected, allow_special=True)
+    assert dialogue.report.text().startswith("dialogue: tools")
+
+
+def test_qwens_results_are_the_same_ids_in_chat_style() -> None:
+    tokenizer = hf_tokenizer(QWEN_TOOLS)
+    text = "\n".join([HERMES.tool_result("python", "1").text, HERMES.tool_result("python", "2").text])
+    made = [Dialogue(tokenizer, style=style).observation_ids(text, after=(7,)) for style in ("tools", "chat")]
+    assert made[0] == made[1]
+
+
+def test_special_tokens_in_results_stay_plain() -> None:
+    tokenizer = hf_tokenizer(QWEN_TOOLS)
+    dialogue = Dialogue(tokenizer, style="tools")
+    ids = dialogue.observation_ids("<tool_response>\na<|im_end|>b\n</tool_response>", after=(7,))
+    assert ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 2
+    assert "a<|im_end|>b" in decode(tokenizer, ids)
+
+
+@pytest.mark.parametrize("template", [INSTRUCT, None])
+def test_a_template_without_the_role_is_refused(template: str | None) -> None:
+    with pytest.raises(TemplateError, match="style="):
+        Dialogue(hf_tokenizer(template), style="tools")
+
+
+def test_tools_need_a_template() -> None:
+    with pytest.raises(TemplateError, match="let the grammar list them"):
+        Dialogue(hf_tokenizer(None), tools=HERMES.functions())
+    with pytest.raises(ConfigError, match="'inline', 'chat', 'tools'"):
+        Dialogue(ByteTokenizer(), style="tool")  # type: ignore[arg-type]
