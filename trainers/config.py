@@ -86,11 +86,13 @@ class ModelConfig:
 
     path: str = opt("", "Hugging Face folder of the policy (weights, config, tokenizer); required.")
     dtype: str = opt("float32", "float32 or bfloat16; of weights, rollout and update.")
-    dialogue: str = opt("inline", "inline: observations continue the model's message; chat: they are user messages.")
+    dialogue: str = opt(
+        "inline", "observations: inline continues the model's message; chat: user messages; tools: of role tool."
+    )
 
     def __post_init__(self) -> None:
         _one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
-        _one_of("model.dialogue", self.dialogue, ("inline", "chat"))
+        _one_of("model.dialogue", self.dialogue, ("inline", "chat", "tools"))
 
 
 @dataclass(frozen=True)
