@@ -200,6 +200,14 @@ class Dialogue:
             return encode(self.tokenizer, "".join(parts), allow_special=True)
         return tuple(i for n, part in enumerate(parts) for i in encode(self.tokenizer, part, allow_special=n % 2 == 0))
 
+    def written_ids(self, text: str, stops: Sequence[str]) -> tuple[int, ...]:
+        """Ids of a turn that somebody wrote, with what ends it: a stop string, else the end-of-turn token."""
+        ids = encode(self.tokenizer, text)
+        if text.endswith(tuple(stops)):
+            return ids
+        end = self.report.end_of_turn if self.report.end_of_turn is not None else self.tokenizer.eos_token_id
+        return ids if end is None else (*ids, int(end))
+
     def read_turn(self, generation: Generation) -> TurnText:
         """The text of a turn, cut at its stop string; sampled end-of-turn tokens are not part of it.
 

@@ -85,9 +85,9 @@ def demonstrations(prompts: Sequence[Prompt], core: TurnCore[Any], dialogue: Dia
 
     Nothing was sampled, so no token or tool call is counted.
     """
-    demos = teach(core, [prompt.task for prompt in prompts], config)
+    demos, room = teach(core, [prompt.task for prompt in prompts], config), config.sampling.max_context_tokens
     groups = [
-        demonstration_group(demo, dialogue, uid=prompt.uid, max_tokens=config.sampling.max_context_tokens)
+        demonstration_group(demo, dialogue, uid=prompt.uid, max_tokens=room, stops=core.stop)
         for prompt, demo in zip(prompts, demos, strict=True)
     ]
     count = len(groups)
@@ -109,9 +109,9 @@ def cold_start(config: RunConfig, *, on_step: Callable[[int, float], None] | Non
     bench = build_bench(config)
     task = build_task(config, bench.tokenizer)
     demos = teach(task.core, first(task.questions, config.sft.demonstrations), config)
+    room, stops = config.sampling.max_context_tokens, task.core.stop
     groups = [
-        demonstration_group(demo, bench.dialogue, uid=demo.question_id, max_tokens=config.sampling.max_context_tokens)
-        for demo in demos
+        demonstration_group(demo, bench.dialogue, uid=demo.question_id, max_tokens=room, stops=stops) for demo in demos
     ]
     # Only now, so that a run which is refused leaves no folder behind.
     folder = RunFolder.create(run_path(config, "sft"), config, resume=config.resume)

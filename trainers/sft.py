@@ -51,8 +51,13 @@ class SftResult:
     skipped: int = 0
 
 
-def demonstration_group(demo: Demonstration, dialogue: Dialogue, *, uid: str, max_tokens: int) -> Group:
+def demonstration_group(
+    demo: Demonstration, dialogue: Dialogue, *, uid: str, max_tokens: int, stops: Sequence[str] | None = None
+) -> Group:
     """One demonstration as a group of one tree with one leaf; each text is tokenised once.
+
+    ``stops``: the grammar's stop strings. A turn that ends with none of them gets the end-of-turn token, so that its
+    end is learnt; without ``stops`` no turn does.
 
     Raises:
         DataError: the demonstration is longer than ``max_tokens``; cutting it silently would teach broken turns.
@@ -60,7 +65,7 @@ def demonstration_group(demo: Demonstration, dialogue: Dialogue, *, uid: str, ma
     root = Node(observation_ids=dialogue.prompt_ids(demo.prompt))
     node, length = root, len(root.observation_ids)
     for turn in demo.turns:
-        ids = encode(dialogue.tokenizer, turn.text)
+        ids = encode(dialogue.tokenizer, turn.text) if stops is None else dialogue.written_ids(turn.text, stops)
         observed = dialogue.observation_ids(turn.observation, after=ids) if turn.observation else ()
         node = node.add_child(Node(turn_ids=ids, logprobs=(0.0,) * len(ids), observation_ids=observed, text=turn.text))
         length += len(ids) + len(observed)

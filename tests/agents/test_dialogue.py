@@ -335,3 +335,10 @@ def test_tools_need_a_template() -> None:
         Dialogue(hf_tokenizer(None), tools=HERMES.functions())
     with pytest.raises(ConfigError, match="'inline', 'chat', 'tools'"):
         Dialogue(ByteTokenizer(), style="tool")  # type: ignore[arg-type]
+
+
+def test_a_written_turn_ends_with_a_stop_string_or_the_end_of_turn() -> None:
+    dialogue = Dialogue(ByteTokenizer(), style="chat")
+    assert decode(dialogue.tokenizer, dialogue.written_ids("<search>a</search>", STOPS)) == "<search>a</search>"
+    assert decode(dialogue.tokenizer, dialogue.written_ids("Paris", STOPS)) == "Paris<|im_end|>"
+    assert dialogue.written_ids("a", ())[-1] in dialogue.end_ids

@@ -7,7 +7,7 @@ import pytest
 
 from turntree.agents.teacher import Demonstration, Teacher, TurnWriter, trajectories
 from turntree.envs.core import Action
-from turntree.envs.grammar import ParsedTurn, TagGrammar
+from turntree.envs.grammar import AtpoGrammar, Grammar, HermesGrammar, ParsedTurn, TagGrammar
 from turntree.envs.search_qa import Limits, SearchQACore
 from turntree.envs.task import FrozenDict, Question
 from turntree.envs.worlds import World, generate_world, lexicon
@@ -209,3 +209,11 @@ def test_a_failing_search_is_an_error_not_a_demonstration(world: World) -> None:
 def test_knobs_are_probabilities(knob: str, value: float) -> None:
     with pytest.raises(ConfigError, match=knob):
         Teacher(**{knob: value})
+
+
+@pytest.mark.parametrize("grammar", [AtpoGrammar(), HermesGrammar(think="required"), HermesGrammar(answer="tool")])
+def test_the_teacher_plays_in_every_grammar(backend: BM25Backend, world: World, grammar: Grammar) -> None:
+    core = SearchQACore(backend, limits=Limits(max_turns=6), grammar=grammar, reward="atpo")
+    played = trajectories(core, world.questions[:40], teacher=Teacher(), seed=0)
+    assert [shown.reward for shown in played] == [1.0] * len(played)
+    assert all(shown.em == 1 and len(shown.turns) > 1 for shown in played)
