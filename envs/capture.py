@@ -19,10 +19,11 @@ import copyreg
 import functools
 import io
 import pickle
+import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal, TypeAlias
@@ -119,10 +120,15 @@ class Capture:
         """The content as JSON-able data for comparisons, whatever it holds."""
         return values.describe(self._read(), special=_ref_form)
 
-    def to_json(self) -> Any:
-        """JSON-able data; raises ``SnapshotError`` naming what has no JSON form."""
+    def to_json(self, depth: int) -> Any:
+        """JSON-able data; raises ``SnapshotError`` naming what has no JSON form. ``depth``: the number of layers."""
+        try:
+            content = values.encode(self._read(), special=_ref_form)
+        except SnapshotError as error:
+            message = re.sub(r"^\[0\]\[(\d+)\]\['(\w+)'\]", lambda found: _field(found, depth), str(error))
+            raise SnapshotError(message.replace("[1]", "the environment's own state", 1)) from error
         return {
-            "values": values.encode(self._read(), special=_ref_form, where="state"),
+            "values": content,
             "handles": [values.encode((h.path, h.type_name, h.kind, h.data)) for h in self.handles],
         }
 
@@ -136,6 +142,10 @@ class Capture:
 
     def _read(self) -> Any:
         return _Reader(self.data, _Refs("layer"), _Refs("handle")).load()
+
+
+def _field(found: re.Match[str], depth: int) -> str:
+    return path_text((("layer", int(found[1])), ("attr", found[2])), depth)
 
 
 @dataclass(frozen=True)
@@ -312,12 +322,11 @@ def _handle(obj: Any, kind: Kind, path: Path) -> Handle:
 def _kind(obj: Any) -> Kind | None:
     if isinstance(obj, (FunctionType, type)):
         return None if _importable(obj) else "shared"
-    return _kind_of_type(type(obj))
+    return _kind_of_type(type(obj))  # type: ignore[arg-type]  # mypy takes a type[Any] for not hashable
 
 
-@functools.cache
-def _kind_of_type(cls: Hashable) -> Kind | None:
-    assert isinstance(cls, type)
+@functools.lru_cache(maxsize=4096)
+def _kind_of_type(cls: type) -> Kind | None:
     if cls is _Ignored:
         return "ignored"
     if cls.__module__.partition(".")[0] == "pygame":

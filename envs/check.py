@@ -14,7 +14,16 @@ from turntree.envs import fork_cost, fork_laws, fork_process
 from turntree.envs.fork_laws import Case, ForkLawError, Law, find_actions, forker
 from turntree.errors import ConfigError
 
-__all__ = ["FORK_LAWS", "ForkLawError", "ForkReport", "LawResult", "assert_forkable", "check_fork", "report_fork"]
+__all__ = [
+    "FORK_LAWS",
+    "ForkLawError",
+    "ForkReport",
+    "LawResult",
+    "assert_forkable",
+    "check_fork",
+    "forker",
+    "report_fork",
+]
 
 Env: TypeAlias = gymnasium.Env[Any, Any]
 
@@ -53,6 +62,11 @@ class ForkReport:
     def kept(self) -> tuple[str, ...]:
         """The names of the laws that were checked and hold."""
         return tuple(result.law for result in self.results if result.status == "holds")
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able data: the environment and a row for each law."""
+        rows = [{"law": r.law, "status": r.status, "detail": r.detail} for r in self.results]
+        return {"env": self.env, "ok": self.ok, "laws": rows}
 
     def __str__(self) -> str:
         lines = [self.env]

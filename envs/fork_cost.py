@@ -20,7 +20,7 @@ _MIN_LENGTH = 10
 _BYTES_PER_TURN = 2.0
 _CALLS_PER_TURN = 0.25
 _NOISE = 0.01  # of a large environment, whose numbers and tables are not of equal size at every turn
-_LEFT_BYTES = 10_240  # by one round of forks; less than that, caches of Python and numpy take until they are full
+_LEFT_BYTES = 20_480  # by one round of forks; less than that, caches of Python and numpy take until they are full
 _FORKS = 40
 _ROUNDS = 2
 

@@ -26,7 +26,10 @@ Env: TypeAlias = gymnasium.Env[Any, Any]
 REQUIRED = ("snapshot", "restore", "fork", "encode_snapshot", "decode_snapshot")
 _OTHER_TURN = "<answer>something else</answer>"
 _THREADS = 4
-_STATISTICS = frozenset({"episode_count", "episode_start_time", "time_queue", "return_queue", "length_queue"})
+_ACROSS_EPISODES = frozenset({
+    "episode_count", "episode_start_time", "time_queue", "return_queue", "length_queue",  # RecordEpisodeStatistics
+    "checked_reset", "checked_step", "checked_data_reuse", "_previous_data",  # PassiveEnvChecker
+})  # fmt: skip
 
 
 class ForkLawError(TurnTreeError):
@@ -159,9 +162,9 @@ def _described(inner: Any, snapshot: Any) -> Any:
 
 
 def _of_episode(state: Any) -> Any:
-    """The same without what RecordEpisodeStatistics keeps from one episode to the next."""
+    """The same without what Gymnasium's wrappers rightly keep from one episode to the next."""
     if isinstance(state, list):
-        if len(state) == 2 and isinstance(state[0], str) and state[0] in _STATISTICS:
+        if len(state) == 2 and isinstance(state[0], str) and state[0] in _ACROSS_EPISODES:
             return [state[0], None]
         return [_of_episode(item) for item in state]
     return {key: _of_episode(item) for key, item in state.items()} if isinstance(state, dict) else state

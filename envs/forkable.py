@@ -16,6 +16,7 @@ from gymnasium.utils import RecordConstructorArgs
 
 from turntree.envs import values
 from turntree.envs.capture import Capture, capture, duplicate
+from turntree.envs.emulator import LastAction, press_again, with_last_action
 from turntree.envs.replay import Played, Record, Reseeded, decode_record, encode_record, probe, replay, reseed
 from turntree.envs.snapshot import FORMAT_VERSION, RandomStream, Snapshot
 from turntree.errors import ConfigError, SnapshotError
@@ -73,6 +74,7 @@ class Forkable(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """
 
     def __init__(self, env: Env, how: Literal["auto", "state", "replay", "deepcopy"] = "auto", *, probe_steps: int = 8):
+        env = with_last_action(env)
         gymnasium.Wrapper.__init__(self, env)
         layers = _layers(env)
         if any(isinstance(layer, Forkable) for layer in layers):
@@ -176,12 +178,13 @@ class Forkable(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     def encode_snapshot(self, snapshot: ForkSnapshot) -> dict[str, Any]:
         """The snapshot as JSON-able data; raises ``SnapshotError`` naming what has no JSON form."""
         inner: Any = self.unwrapped
+        depth = len(_layers(self.env))
         return {
             "version": snapshot.version,
             "fingerprint": snapshot.fingerprint,
-            "captured": snapshot.captured.to_json(),
+            "captured": snapshot.captured.to_json(depth),
             "state": None if snapshot.state is None else inner.encode_snapshot(snapshot.state),
-            "record": None if snapshot.record is None else encode_record(snapshot.record),
+            "record": None if snapshot.record is None else encode_record(snapshot.record, depth),
             "seeds": snapshot.seeds.to_json(),
             "done": snapshot.done,
             "last": values.encode((snapshot.observation, snapshot.info), where="the last observation and info"),
@@ -260,7 +263,7 @@ class Forkable(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         else:
             extra = snapshot.captured.restore(layers)
             if extra is not None and self._pair is not None:
-                _put_own_state(layers[-1], self._pair, extra, seed)
+                _put_own_state(layers, self._pair, extra, seed)
         if seed is not None:
             reseed(layers if snapshot.state is None else layers[:-1], seed)
 
@@ -314,7 +317,7 @@ def _made_again(env: Env) -> Env | None:
         if spec is None:
             return None
         try:
-            twin = gymnasium.make(spec)
+            twin = with_last_action(gymnasium.make(spec))
         except (gymnasium.error.Error, ValueError, TypeError):
             return None
     same = [type(layer) for layer in _layers(env)] == [type(layer) for layer in _layers(twin)]
@@ -426,9 +429,13 @@ def _own_state(base: Any, pair: tuple[str, str], *, include_rng: bool = True) ->
     return getter()
 
 
-def _put_own_state(base: Any, pair: tuple[str, str], extra: tuple[Any, Any], seed: int | None) -> None:
+def _put_own_state(layers: Sequence[Any], pair: tuple[str, str], extra: tuple[Any, Any], seed: int | None) -> None:
     state, np_random = extra
+    base = layers[-1]
     setter = getattr(base, pair[1])
+    emulator = layers[-2] if len(layers) > 1 and isinstance(layers[-2], LastAction) else None
+    if emulator is not None:
+        press_again(emulator)
     setter(state)
     if base._np_random is None or np_random is None:
         base._np_random = np_random
@@ -438,4 +445,6 @@ def _put_own_state(base: Any, pair: tuple[str, str], extra: tuple[Any, Any], see
         # An emulator's random state comes with a seeded reset only; the state without it goes on top.
         bare = _own_state(base, pair, include_rng=False)
         base.reset(seed=seed)
+        if emulator is not None:
+            press_again(emulator)
         setter(bare)

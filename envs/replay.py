@@ -108,7 +108,7 @@ def _message(env: Env, where: str, what: str) -> str:
     )
 
 
-def encode_record(record: Record) -> dict[str, Any]:
+def encode_record(record: Record, depth: int) -> dict[str, Any]:
     rows = [
         step.seed
         if isinstance(step, Reseeded)
@@ -118,7 +118,7 @@ def encode_record(record: Record) -> dict[str, Any]:
     return {
         "seed": record.seed,
         "options": values.encode(record.options, where="the reset options"),
-        "wrappers": record.wrappers.to_json(),
+        "wrappers": record.wrappers.to_json(depth),
         "observation": values.encode(record.observation),
         "steps": rows,
     }

@@ -159,6 +159,38 @@ def doctor(overrides: tuple[str, ...], as_json: bool) -> None:
     run_doctor(overrides, as_json=as_json)
 
 
+@cli.group()
+def check() -> None:
+    """Test whether a piece of your own keeps the library's laws."""
+
+
+@check.command("env")
+@click.argument("name", metavar="ID")
+@click.option("--import", "modules", multiple=True, metavar="MODULE", help="Import it first; repeatable.")
+@click.option("--arg", "arguments", multiple=True, metavar="KEY=VALUE", help="Argument of the environment; repeatable.")
+@click.option(
+    "--how", type=click.Choice(["auto", "state", "replay", "deepcopy"]), default=None,
+    help="Fork it through turntree.envs.Forkable in this way (default: auto, where it has no snapshots of its own).",
+)  # fmt: skip
+@click.option("--law", "laws", multiple=True, help="Check this law only; repeatable.")
+@click.option("--seed", type=int, default=123, show_default=True, help="Seed of the episode and its random actions.")
+@click.option("--turns", type=int, default=6, show_default=True, help="Turns to play.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+def check_env(
+    name: str, modules: tuple[str, ...], arguments: tuple[str, ...], how: Any, laws: tuple[str, ...], seed: int,
+    turns: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Check the laws of snapshots and forks on a Gymnasium environment; exit code 1 where one fails.
+
+    The environments of installed packages (entry-point group gymnasium.envs) are known by their ID.
+    """
+    from turntree.commands import run_check_env
+
+    run_check_env(
+        name, modules=modules, arguments=arguments, how=how, laws=laws, seed=seed, turns=turns, as_json=as_json
+    )
+
+
 def main() -> None:
     """Entry point: errors that users can mend are one message, not a traceback.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shlex
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.progress import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Stopped",
     "resumable",
+    "run_check_env",
     "run_doctor",
     "run_evaluate",
     "run_explain",
@@ -219,6 +221,43 @@ def run_doctor(overrides: Sequence[str], *, as_json: bool) -> None:
             say(line)
     if not document["ok"]:
         raise SystemExit(1)
+
+
+def run_check_env(
+    name: str,
+    *,
+    modules: Sequence[str],
+    arguments: Sequence[str],
+    how: Literal["auto", "state", "replay", "deepcopy"] | None,
+    laws: Sequence[str],
+    seed: int,
+    turns: int,
+    as_json: bool,
+) -> None:
+    """``turntree check env``; ends the process with code 1 when a law fails."""
+    from turntree.envs.check import forker, report_fork
+    from turntree.envs.forkable import Forkable
+    from turntree.envs.registry import open_env
+
+    for module in modules:
+        _import(module)
+    env = open_env(name, dict(_argument(argument) for argument in arguments), what="ID")
+    if how is not None or forker(env) is None:
+        env = Forkable(env, how or "auto")
+    report = report_fork(env, laws=laws or None, seed=seed, turns=turns)
+    if as_json:
+        console.print_json(json.dumps(report.to_json()))
+    else:
+        say(str(report))
+    if not report.ok:
+        raise SystemExit(1)
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a module of the user's may fail in any way
+        raise ConfigError(f"--import {module}: {type(error).__name__}: {error}") from error
 
 
 def run_quickstart(overrides: Sequence[str]) -> None:
