@@ -11,7 +11,8 @@ from turntree.envs.actions import ActionTags, PlainText
 from turntree.envs.agent_task import AgentTask, TaskCore
 from turntree.envs.core import Action, Pending, Step, TextTool, Tool, ToolCall, ToolFailure, ToolResult, TurnCore
 from turntree.envs.forkable import Forkable, ForkSnapshot
-from turntree.envs.grammar import Grammar, ParsedTurn, TagGrammar, TurnRecord
+from turntree.envs.functions import FunctionTool, tool
+from turntree.envs.grammar import AtpoGrammar, Grammar, HermesGrammar, ParsedTurn, TagGrammar, TurnRecord
 from turntree.envs.metrics import exact_match, f1_score, sub_exact_match
 from turntree.envs.prompt import PromptTemplate
 from turntree.envs.rewards import Outcome, Reward
@@ -27,10 +28,13 @@ __all__ = [
     "Action",
     "ActionTags",
     "AgentTask",
+    "AtpoGrammar",
     "ForkSnapshot",
     "Forkable",
     "FrozenDict",
+    "FunctionTool",
     "Grammar",
+    "HermesGrammar",
     "History",
     "Limits",
     "Outcome",
@@ -64,6 +68,7 @@ __all__ = [
     "f1_score",
     "register_envs",
     "sub_exact_match",
+    "tool",
     "vectorized",
 ]
 
