@@ -28,6 +28,10 @@ Publish = Callable[[Path], object]
 _CPU_BLOCK = 32  # vLLM's own 128 leaves the short prefixes of small tasks uncached; 16 does not work on CPU.
 
 
+_END_S = 20.0
+"""Seconds that vLLM's processes have to end by themselves; those that are killed leave shared memory behind."""
+
+
 @dataclass(slots=True)
 class VLLMStats:
     """What the engine did since it was made. ``reused_tokens``: taken from the prefix cache; ``syncs`` of weights."""
@@ -301,7 +305,7 @@ class VLLMEngine:
             llm, self._llm, self._transfer = self._llm, None, None
             self._stale = self._publish is None and self.stats.syncs > 0
             if llm is not None:
-                llm.llm_engine.engine_core.shutdown()
+                llm.llm_engine.engine_core.shutdown(timeout=_END_S)
 
     def _started(self) -> Any:
         """The running ``vllm.LLM``, with the trainer's weights."""
@@ -420,6 +424,7 @@ def _environment(kv_cache_gb: int) -> Iterator[None]:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(kv_cache_gb))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
     try:
         yield
     finally:

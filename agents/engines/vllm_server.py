@@ -107,29 +107,30 @@ class VLLMServerEngine:
             if left:
                 self.close()  # closed connections end what is in flight, here and at the server
 
-    def _call(self, request: Request) -> Callable[[], Generation]:
+    def _body(self, request: Request, *, entropy_topk: int) -> dict[str, Any]:
         arguments = sampling_arguments(
-            request.params, seed=request.seed, end_ids=self._end_ids, entropy_topk=self.entropy_topk
+            request.params, seed=request.seed, end_ids=self._end_ids, entropy_topk=entropy_topk
         )
-        prompt, version = request.prefix.token_ids(), self._version
-        body = {
+        return {
             **{key: value for key, value in arguments.items() if value is not None},
             "model": self._model,
-            "prompt": prompt,
+            "prompt": request.prefix.token_ids(),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
             "add_special_tokens": False,
             # What older weights computed stays out of reach, whatever becomes of the cache itself.
-            "cache_salt": f"turntree-{version}",
+            "cache_salt": f"turntree-{self._version}",
         }
+
+    def _call(self, request: Request) -> Callable[[], Generation]:
+        body, version = self._body(request, entropy_topk=self.entropy_topk), self._version
+        tokens = len(request.prefix) + request.params.max_tokens
 
         def read(document: Mapping[str, Any], usage: Usage) -> Generation:
             return self._generation(request, document["choices"][0], usage, version)
 
         def call() -> Generation:
-            return self._transport().post(
-                "completions", body, read=read, tokens=len(prompt) + request.params.max_tokens, guess=lambda _: Usage()
-            )
+            return self._transport().post("completions", body, read=read, tokens=tokens, guess=lambda _: Usage())
 
         return call
 
@@ -173,23 +174,33 @@ class VLLMServerEngine:
             self._probed = True
 
     def _ask(self, params: SamplingParams, *, seed: int) -> Generation:
-        prefix = Prefix(encode(self.tokenizer, "One two three four five six seven"))
-        return self._call(Request(prefix, params, seed, ("probe",)))()
+        return self._call(Request(_probe_prefix(self.tokenizer), params, seed, ("probe",)))()
 
     def _check_logprobs(self) -> None:
-        """At a high temperature a greedy token's log-prob must be that of a flatter distribution."""
-        plain = self._ask(SamplingParams(1, 0.0), seed=0)
-        for seed in range(64):  # until the most likely token is drawn again
-            hot = self._ask(SamplingParams(1, 1.5), seed=seed)
-            if hot.ids == plain.ids:
-                if abs(hot.logprobs[0] - plain.logprobs[0]) < 1e-6:
-                    raise EngineError(
-                        "the server's log-probs are those before the sampling temperature (raw_logprobs); " + _HOW
-                    )
-                return
-        # Never drawn: so flat a distribution that its log-probs are told apart by their sum over the draws instead.
-        if plain.logprobs[0] > -3.0:
-            raise EngineError("the server did not draw its most likely token in 64 tries: it ignores the temperature")
+        """Doubling the temperature must halve the distances between log-probs."""
+        plain, hot = self._likely(1.0), self._likely(2.0)
+        both = sorted(plain.keys() & hot.keys(), key=plain.__getitem__)
+        if len(both) < 2 or plain[both[-1]] - plain[both[0]] < 1e-3:
+            return  # so flat a distribution is the same at any temperature
+        ratio = (hot[both[-1]] - hot[both[0]]) / (plain[both[-1]] - plain[both[0]])
+        if abs(ratio - 0.5) > 0.1:
+            raise EngineError(
+                "the server's log-probs are those before the sampling temperature (raw_logprobs): doubling it scales "
+                f"the distances between them by {ratio:.2f}, expected 0.5; {_HOW}"
+            )
+
+    def _likely(self, temperature: float) -> Mapping[str, float]:
+        """Log-probs of the most likely tokens after a fixed prompt."""
+        request = Request(_probe_prefix(self.tokenizer), SamplingParams(1, temperature), 0, ("probe",))
+        found: list[Mapping[str, float]] = []
+
+        def read(document: Mapping[str, Any], usage: Usage) -> None:
+            del usage
+            found.extend(document["choices"][0]["logprobs"]["top_logprobs"])
+
+        body = self._body(request, entropy_topk=5)
+        self._transport().post("completions", body, read=read, tokens=20, guess=lambda _: Usage())
+        return found[0]
 
     def _check_seeds_and_stops(self) -> None:
         params = SamplingParams(12, 1.0)
@@ -290,3 +301,7 @@ def _json(method: str, url: str, *, timeout_s: float, **content: Any) -> dict[st
     except ValueError:
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def _probe_prefix(tokenizer: Tokenizer) -> Prefix:
+    return Prefix(encode(tokenizer, "One two three four five six seven"))
