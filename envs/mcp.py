@@ -193,14 +193,32 @@ def mcp_tools(
     server = McpServer(
         tuple(map(str, command)), url, dict(env or {}), cwd, dict(headers or {}), timeout_s, start_timeout_s
     )
+    try:
+        return _chosen(
+            server, effects=effects, idempotent=idempotent, only=only, rename=rename or {}, max_chars=max_chars
+        )
+    except BaseException:
+        server.close()
+        raise
+
+
+def _chosen(
+    server: McpServer,
+    *,
+    effects: Effects | Mapping[str, Effects],
+    idempotent: bool | Mapping[str, bool] | None,
+    only: Sequence[str] | None,
+    rename: Mapping[str, str],
+    max_chars: int,
+) -> dict[str, TextTool]:
     remote = {tool.name: tool for tool in server.list_tools()}
-    each = [*(only or ()), *(rename or {}), *_keys(effects), *_keys(idempotent)]
+    each = [*(only or ()), *rename, *_keys(effects), *_keys(idempotent)]
     reject_unknown(each, remote, what=f"tool of {server.name}")
     found: dict[str, TextTool] = {}
     for name in remote if only is None else only:
         kind = effects.get(name, "external") if isinstance(effects, Mapping) else effects
         reject_unknown([kind], set(get_args(Effects)) - {"in_state"}, what="effects of an MCP tool")
-        here = (rename or {}).get(name) or re.sub(r"\W|^(?=\d)", "_", name.lower(), flags=re.ASCII).lstrip("_")
+        here = rename.get(name) or re.sub(r"\W|^(?=\d)", "_", name.lower(), flags=re.ASCII).lstrip("_")
         if here in found:
             raise ConfigError(f"two tools of {server.name} would be called {here!r}; give rename={{{name}: another}}")
         found[here] = McpTool(
@@ -223,9 +241,7 @@ def _require_package() -> None:
     try:
         import mcp  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
-            f"tools of MCP servers need the package mcp; pip install 'turntree[mcp]' ({error})"
-        ) from error
+        raise ConfigError("tools of MCP servers need the package mcp: pip install 'turntree[mcp]'") from error
 
 
 # -- the connection ----------------------------------------------------------------------------------------------------
