@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from turntree.errors import ConfigError
-from turntree.trainers.config import RunConfig, did_you_mean, documented_options
+from turntree.trainers.config import RunConfig, documented_options
+from turntree.trainers.options import did_you_mean
 
 __all__ = ["compose", "config_groups", "import_object"]
 

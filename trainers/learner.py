@@ -99,6 +99,8 @@ RESUME_KEYS = (
     "reward",
     "sampling",
     "algorithm",
+    "sft.laziness",
+    "sft.error",
     "trainer.prompts_per_step",
     "trainer.prompts_per_update",
     "trainer.epochs",
