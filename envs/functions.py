@@ -205,13 +205,13 @@ def _told(error: BaseException) -> str:
 
 
 def _text(value: Any, function: Callable[..., Any]) -> str:
-    from pydantic_core import PydanticSerializationError, to_json
+    from pydantic import ConfigDict, TypeAdapter
 
     if value is None or isinstance(value, str):
         return value or ""
     try:
-        return to_json(value, inf_nan_mode="strings").decode()
-    except (PydanticSerializationError, ValueError) as error:
+        return TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="strings")).dump_json(value).decode()
+    except ValueError as error:
         raise TypeError(
             f"the tool function {_called(function)} returned {value!r:.100}, which is neither a text nor JSON: {error}"
         ) from error

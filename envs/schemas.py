@@ -99,7 +99,7 @@ def violation(schema: Mapping[str, Any], arguments: Any) -> str:
     from jsonschema.exceptions import best_match
 
     try:
-        error = best_match(_validator(freeze(schema)).iter_errors(arguments))
+        error: Any = best_match(_validator(freeze(schema)).iter_errors(arguments))
     except Exception as error:  # a schema of somebody else's may ask for what cannot be had (a remote reference)
         return f"the arguments could not be checked: {type(error).__name__}"
     if error is None:
@@ -112,13 +112,12 @@ def violation(schema: Mapping[str, Any], arguments: Any) -> str:
 @functools.lru_cache(maxsize=256)
 def _validator(schema: FrozenDict) -> Any:
     from jsonschema import Draft202012Validator
-    from referencing import Registry
 
-    return Draft202012Validator(thaw(schema), registry=Registry())  # an empty registry: nothing is fetched
+    return Draft202012Validator(thaw(schema))
 
 
 def check_schema(schema: Any, *, what: str) -> FrozenDict:
-    """``schema`` frozen. Raises ``ConfigError`` unless it is a JSON schema of an object."""
+    """``schema`` frozen. Raises ``ConfigError`` unless it is a JSON schema of an object that refers to itself only."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
 
@@ -128,7 +127,19 @@ def check_schema(schema: Any, *, what: str) -> FrozenDict:
         Draft202012Validator.check_schema(thaw(schema))
     except SchemaError as error:
         raise ConfigError(f"{what}: expected a JSON schema: {error.message:.200}") from None
+    if (reference := _foreign(schema)) is not None:  # it would be fetched
+        raise ConfigError(f"{what}: expected a schema that refers to its own parts (#/...), found {reference!r:.100}")
     return FrozenDict(schema)
+
+
+def _foreign(schema: Any) -> Any:
+    """The first reference that leads out of the schema."""
+    if isinstance(schema, Mapping):
+        found = [v for k, v in schema.items() if k in ("$ref", "$dynamicRef") and not str(v).startswith("#")]
+        return found[0] if found else _foreign(list(schema.values()))
+    if isinstance(schema, (list, tuple)):
+        return next((found for part in schema if (found := _foreign(part)) is not None), None)
+    return None
 
 
 def example_argument(spec: ToolSpec) -> str | None:

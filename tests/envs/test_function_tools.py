@@ -129,6 +129,23 @@ def test_an_example_fits_the_schema(word: str, number: int) -> None:
     assert violation(parameters(spec), {"a": word, "b": number, "c": 1}) == ""
 
 
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "string"}, "JSON schema of an object"),
+        ({"type": "object", "properties": {"a": {"type": "strng"}}}, "expected a JSON schema"),
+        ({"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1/a.json"}}}, "refers to its own parts"),
+    ],
+)
+def test_schemas_that_are_none_or_lead_elsewhere_are_refused(schema: dict[str, Any], words: str) -> None:
+    class Own(Maker):
+        pass
+
+    Own.schema = schema  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=words):
+        load_tools({"x": Own()})
+
+
 def test_a_function_stays_a_function() -> None:
     assert shout("a") == "A"
     assert shout.name == "shout"
@@ -155,6 +172,13 @@ def test_results_that_are_no_text_are_json() -> None:
         """Does nothing."""
 
     assert text(nothing, '{"n": 1}') == ""
+
+    @tool(effects="none")
+    def odd(n: int) -> list[float]:
+        """Is odd."""
+        return [float("nan"), float("inf")]
+
+    assert text(odd, '{"n": 1}') == '["NaN","Infinity"]'
 
 
 @pytest.mark.parametrize(
