@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, overload
@@ -49,6 +50,12 @@ class UnicodeText(Text):
     @property
     def is_np_flattenable(self) -> bool:
         return False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> UnicodeText:
+        """A space with a random state of its own; everything else never changes and is shared."""
+        twin = copy.copy(self)
+        twin._np_random = copy.deepcopy(self._np_random)
+        return twin
 
     def __repr__(self) -> str:
         return f"UnicodeText(examples={self.examples!r})" if self.examples else "UnicodeText()"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -137,7 +138,7 @@ def read(text: str, known: Tags) -> Reading:
 
 
 def _closed(text: str, opening: re.Match[str], closing: re.Match[str], *, inside_think: bool, thought: bool) -> Reading:
-    kind = opening[2]
+    kind = sys.intern(opening[2])  # one text for all turns of all episodes
     argument = text[opening.end() : closing.start()]
     if kind not in _EMPTY:  # what a tool is given may be code, whose first line is indented as the others are
         argument = textwrap.dedent(argument)

@@ -72,6 +72,7 @@ class TurnEnv(gymnasium.Env[str, str], Generic[S]):
         self._observation = ""
         self._info = FrozenDict()
         self._done = False
+        self._frozen_random: tuple[Any, FrozenDict] = None, FrozenDict()
 
     # -- Gymnasium -------------------------------------------------------------------------------------------
 
@@ -151,8 +152,17 @@ class TurnEnv(gymnasium.Env[str, str], Generic[S]):
             observation=self._observation,
             info=self._info,
             done=self._done,
-            np_random=FrozenDict(self.np_random.bit_generator.state),
+            np_random=self._random_state(),
         )
+
+    def _random_state(self) -> FrozenDict:
+        """The state of ``np_random``; snapshots between two draws share it."""
+        state: Any = self.np_random.bit_generator.state
+        if not isinstance(self.np_random.bit_generator, np.random.PCG64):
+            return FrozenDict(state)  # other kinds hold arrays, which == does not compare
+        if state != self._frozen_random[0]:
+            self._frozen_random = state, FrozenDict(state)
+        return self._frozen_random[1]
 
     def restore(self, snapshot: Snapshot, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Continue from ``snapshot``: exactly (``seed=None``), or with random streams re-derived from ``seed``.

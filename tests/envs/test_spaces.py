@@ -44,6 +44,14 @@ def test_samples_are_reproducible_and_varied() -> None:
     assert space.sample(mask=(3, None)) in space
 
 
+def test_a_copy_draws_on_its_own() -> None:
+    space = UnicodeText(examples=("a",), seed=3)
+    twin = copy.deepcopy(space)
+    expected = [twin.sample() for _ in range(20)]
+    assert [space.sample() for _ in range(20)] == expected
+    assert twin == space
+
+
 def test_equality_and_repr() -> None:
     assert isinstance(UnicodeText(), Text)
     assert UnicodeText() == UnicodeText(seed=3)
