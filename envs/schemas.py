@@ -99,13 +99,13 @@ def violation(schema: Mapping[str, Any], arguments: Any) -> str:
     from jsonschema.exceptions import best_match
 
     try:
-        error: Any = best_match(_validator(freeze(schema)).iter_errors(arguments))
-    except Exception as error:  # a schema of somebody else's may ask for what cannot be had (a remote reference)
+        found: Any = best_match(_validator(freeze(schema)).iter_errors(arguments))
+    except Exception as error:  # nested too deeply, or a schema that refers to a part that it does not have
         return f"the arguments could not be checked: {type(error).__name__}"
-    if error is None:
+    if found is None:
         return ""
-    place = ".".join(str(part) for part in error.absolute_path)
-    message = " ".join(error.message.split())
+    place = ".".join(str(part) for part in found.absolute_path)
+    message = " ".join(found.message.split())
     return f"{place}: {message:.200}" if place else f"{message:.200}"
 
 
