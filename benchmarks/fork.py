@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import gc
 import sys
 import time
@@ -87,14 +88,15 @@ def _figures(name: str, best: dict[tuple[str, int], float]) -> list[Figure]:
 
 def _played(turns: int) -> TurnEnv[SearchQAState]:
     core = SearchQACore(OnePassage(), limits=Limits(max_turns=max(TURNS) + 2))
-    return _play(TurnEnv(core, [Question("q", "Where is it?", ("here",))]), turns)
+    env = TurnEnv(core, [Question("q", "Where is it?", ("here",))])
+    _play(env, turns)
+    return env
 
 
-def _play(env: Any, turns: int) -> Any:
+def _play(env: gymnasium.Env[str, str], turns: int) -> None:
     env.reset(seed=0)
     for turn in range(turns):
         env.step(f"<think>A thought of ordinary length.</think><search>query {turn}</search>")
-    return env
 
 
 def _best(named: dict[Any, Callable[[], object]], rounds: int, calls: int) -> dict[Any, float]:
@@ -132,8 +134,8 @@ def beside_deepcopy(args: argparse.Namespace) -> list[Figure]:
         _play(env, turns)
         state = env.core.encode_state(env.snapshot().state)
         fork = _best({"": env.fork}, 20, 50)[""]
-        whole = _best({"": lambda: copy.deepcopy(env)}, 3, 1)[""]
-        bare = _best({"": lambda state=state: copy.deepcopy(state)}, 10, 2)[""]
+        whole = _best({"": functools.partial(copy.deepcopy, env)}, 3, 1)[""]
+        bare = _best({"": functools.partial(copy.deepcopy, state)}, 10, 2)[""]
         figures += [
             Figure(f"deepcopy of the env at turn {turns}", whole * 1e6, "\u00b5s", "lower"),
             Figure(f"deepcopy, times a fork, at turn {turns}", whole / fork, "x", "higher", TARGETS.get(turns)),
@@ -197,7 +199,9 @@ def steps(args: argparse.Namespace) -> list[Figure]:
     made: dict[Any, Any] = {"bare env": Bare(), "turn env": env, "bare env in Forkable": Forkable(Bare())}
     for each in made.values():
         each.reset(seed=0)
-    best = _best({name: lambda e=e: e.step("A turn without an action.") for name, e in made.items()}, rounds, calls)
+    best = _best(
+        {name: functools.partial(e.step, "A turn without an action.") for name, e in made.items()}, rounds, calls
+    )
     return [Figure(f"step of a {name}", seconds * 1e6, "\u00b5s", "lower") for name, seconds in best.items()]
 
 
@@ -208,7 +212,7 @@ def foreign(args: argparse.Namespace) -> list[Figure]:
     """CartPole, with its wrappers, in both ways of Forkable: replay costs steps, a copy costs the same at any turn."""
     figures = []
     for how in ("replay", "deepcopy"):
-        env = Forkable(gymnasium.make("CartPole-v1"), how)  # type: ignore[arg-type]
+        env = Forkable(gymnasium.make("CartPole-v1"), how)
         for turns in (1, 20):
             env.reset(seed=5)
             for turn in range(turns):

@@ -495,3 +495,9 @@ def test_the_form_for_tests_shows_the_report() -> None:
 def test_an_unknown_law_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown law 'isolaton'; did you mean 'isolation'"):
         check_fork(Env(), laws=["isolaton"])
+
+
+@pytest.mark.parametrize("name", [name for name in gymnasium.registry if name.startswith("turntree/")])
+def test_every_environment_of_the_library_keeps_the_laws(name: str) -> None:
+    assert_forkable(gymnasium.make(name), process=False)
+    assert_forkable(Forkable(gymnasium.make(name)), laws=["restore", "isolation", "json"])
