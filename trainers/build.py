@@ -143,6 +143,7 @@ def _vllm_server(config: RunConfig, model: PreTrainedModel, tokenizer: PreTraine
     return VLLMServerEngine(
         options.base_url,
         tokenizer,
+        model=options.model,
         max_context_tokens=config.sampling.max_context_tokens,
         stop_ids=end_ids(tokenizer, model.generation_config),
         publish=_publish(model),

@@ -30,6 +30,14 @@ class LocalServer:
     process: subprocess.Popen[bytes]
     log: Path
 
+    def stop(self) -> None:
+        """Let the server end by itself, which frees its shared memory; kill it where it does not."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=30)
+        self.kill()
+
     def kill(self) -> None:
         """End the server and its workers at once, as a crash would."""
         with contextlib.suppress(ProcessLookupError):
@@ -80,7 +88,7 @@ def local_server(
             _wait(server, timeout_s)
             yield server
         finally:
-            server.kill()
+            server.stop()
 
 
 def _wait(server: LocalServer, timeout_s: float) -> None:
