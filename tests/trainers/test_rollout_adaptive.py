@@ -264,7 +264,8 @@ def test_what_moves_does_not_depend_on_batches_or_arrival(
     engine = ScriptedEngine(speak, TOKENS, arrival_seed=arrival)
     other = run(plan, prompts(*kinds), run_seed=seed, engine=engine, limits=limits)
     assert record(other) == record(plain)
-    assert other.stats == plain.stats
+    # Identical calls of one batch are sent once, so attempts, and they alone, follow the batches.
+    assert replace(other.stats, tool_attempts=0) == replace(plain.stats, tool_attempts=0)
 
 
 @settings(max_examples=50, deadline=None)
