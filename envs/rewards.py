@@ -1,8 +1,8 @@
 """Rule rewards: pure functions of how an episode ended.
 
 A reward is any ``Callable[[Outcome], float]``: given by name (``em``, ``f1``, ``tree_grpo``, ``atpo``), as a callable,
-or as an import path ``package.module:function``. Parameters are keyword arguments: in a configuration ``reward.args``, in
-Python ``functools.partial``.
+or as an import path ``package.module:function``. Parameters are keyword arguments: in a configuration
+``reward.args``, in Python ``functools.partial``.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Outcome:
     """Everything that a rule may look at.
 
     ``answer`` was read from the model's own turns (None: it gave none); ``observations`` are the texts that searches
-    and other tools returned; ``tools_used`` the names of the tools that were executed; ``stop_reason`` is ``answer``, ``turns``,
-    ``length`` or ``context``; ``normalizer`` is the one that answers are compared with.
+    and other tools returned; ``tools_used`` the names of the tools that were executed; ``stop_reason`` is ``answer``,
+    ``turns``, ``length`` or ``context``; ``normalizer`` is the one that answers are compared with.
     """
 
     answer: str | None
