@@ -75,13 +75,15 @@ def build_tiny_model(
 
     By default it has 0.22 M parameters and 96 more for each token of the vocabulary. ``head_dim`` is ``hidden / heads``
     by default; vLLM on CPU needs 32 (0.25 M parameters). The global random state is left as it was. Raises
-    ``ConfigError`` when ``hidden`` does not split over ``heads``.
+    ``ConfigError`` when ``hidden`` does not split over ``heads``, or ``head_dim`` is not even.
     """
     import torch
     import transformers
 
     if hidden % (2 * heads) != 0:
         raise ConfigError(f"hidden must be a multiple of 2 * heads = {2 * heads}, found {hidden}")
+    if head_dim is not None and (head_dim < 2 or head_dim % 2):
+        raise ConfigError(f"head_dim must be even and at least 2 (rotary positions turn pairs), found {head_dim}")
     config = transformers.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,

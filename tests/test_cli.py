@@ -95,6 +95,7 @@ def test_every_command_has_help(command: str) -> None:
         (["world", "--out", "w", "--split", "tset"], 2, ["tset", "test"]),
         (["world", "--out", "w", "--questions", "-3"], 1, ["ConfigError", "-3"]),
         (["model", "huge", "--out", "m"], 2, ["huge", "tiny"]),
+        (["model", "tiny", "--out", "m", "--head-dim", "33"], 1, ["head_dim", "even"]),
         (["train", "trainer.stepz=3"], 1, ["ConfigError", "trainer.stepz", "Did you mean 'trainer.steps'"]),
         (["train", "algorithm=gpro"], 1, ["ConfigError", "gpro", "grpo"]),
         (["train", "trainer.steps=many"], 1, ["ConfigError", "trainer.steps"]),

@@ -149,8 +149,10 @@ class EngineConfig:
         one_of("engine.sync", self.sync, ("folder", "nccl", "ipc"))
         for name in ("max_batch_rows", "max_concurrent_requests", "block_size", "kv_cache_gb"):
             at_least(f"engine.{name}", getattr(self, name), 1)
-        for name in ("entropy_topk", "retries", "timeout_s"):
+        for name in ("entropy_topk", "retries"):
             at_least(f"engine.{name}", getattr(self, name), 0)
+        if self.timeout_s <= 0:
+            raise ConfigError(f"engine.timeout_s={self.timeout_s}: expected seconds above 0, in all for one request")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"engine.gpu_memory_utilization={self.gpu_memory_utilization} is not a share; expected 0 < share <= 1"

@@ -246,6 +246,8 @@ class _Run:
         self.objective = self._objective()
         self.stepper = self._stepper()
         self.fingerprint = config_fingerprint(asdict(config), RESUME_KEYS)
+        # A server may hold anything, or take no weights at all.
+        self.bench.engine.update_weights(0)
         # Only now, so that a run which is refused leaves no folder behind.
         self.folder = RunFolder.create(run_path(config, "train"), config, resume=config.resume)
         self.store = TreeStore(

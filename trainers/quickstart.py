@@ -6,6 +6,7 @@ Training and test worlds share no name and no question template; only questions 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from turntree.envs.worlds.names import Split
 from turntree.trainers.build import run_path
 from turntree.trainers.coldstart import cold_start
 from turntree.trainers.config import RunConfig
+from turntree.trainers.doctor import resolve_engine
 from turntree.trainers.learner import TrainResult, train
 from turntree.trainers.remote import refuse_training
 from turntree.trainers.report.run import write_report
@@ -27,6 +29,8 @@ from turntree.trainers.run_folder import RunFolder
 from turntree.trainers.scoring import score
 
 __all__ = ["Stages", "quickstart", "score_once", "write_tiny_model"]
+
+_log = logging.getLogger(__name__)
 
 #: (entities, questions) of the worlds. Training needs so many names that copying pays and memorising does not.
 SIZES: dict[Split, tuple[int, int]] = {"train": (2500, 8000), "dev": (180, 200), "test": (180, 400)}
@@ -83,13 +87,17 @@ def quickstart(config: RunConfig, *, report: Report = lambda *_: None) -> dict[s
 
     With ``resume=true`` finished stages are kept and the first unfinished one goes on from its newest checkpoint.
     """
+    # Once for all stages, before there is a model: each by itself might choose another one.
+    config, reason = resolve_engine(config, trains=True)
+    if reason:
+        _log.info("engine=auto is %s: %s", config.engine.name, reason)
     refuse_training(config)
     started = time.monotonic()
     stages = Stages(run_path(config, "quickstart"))
     RunFolder.create(stages.root, config, resume=config.resume)
     _worlds(stages, config)
     if not (stages.initial / "config.json").is_file():
-        # vLLM on CPU has no attention of 24 dimensions.
+        # vLLM has no attention of 24 dimensions on CPU.
         head_dim = 32 if config.engine.name.startswith("vllm") else None
         write_tiny_model(stages.initial, seed=config.seed, head_dim=head_dim)
     start_model, cold_seconds = _cold_start(stages, config, report)

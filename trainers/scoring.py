@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from turntree.agents.engines.endpoint import Usage
-from turntree.errors import CheckpointError
+from turntree.errors import CheckpointError, ConfigError
 from turntree.trainers.build import Bench, build_bench, finisher, limits
 from turntree.trainers.config import RunConfig
 from turntree.trainers.doctor import resolve_engine
@@ -18,6 +20,8 @@ from turntree.trainers.remote import RemoteBench, remote_bench
 from turntree.trainers.task import build_task, eval_sampling, provenance
 
 __all__ = ["score"]
+
+_log = logging.getLogger(__name__)
 
 
 def score(
@@ -37,28 +41,30 @@ def score(
     config, why = resolve_engine(config, trains=False)
     saved = _saved(folder) if config.resume else {}
     bench = _bench(config, Usage(**saved.get("usage", {})))
-    task = build_task(config, bench.tokenizer, split="test")
-    sampling = eval_sampling(config, task.core)
-    facts = {**provenance(config, task), "protocol": "tokens", "dialogue": bench.dialogue.report.text()}
-    facts["engine"] = config.engine.name
-    if isinstance(bench, RemoteBench):
-        facts |= bench.provenance(config)
-    result = evaluate(
-        task.questions,
-        core=task.core,
-        engine=bench.engine,
-        dialogue=bench.dialogue,
-        sampling=sampling,
-        limits=limits(config),
-        seed=config.seed,
-        finisher=finisher(config),
-        on_batch=lambda done: report(done, len(task.questions)),
-        done=_rows(folder, saved, {**facts, "sampling": asdict(sampling), "seed": config.seed}),
-        keep_partial=keep_partial,
-    )
-    if isinstance(bench, RemoteBench):
-        facts["usage"] = asdict(bench.engine.usage)
-    bench.close()
+    with closing(bench):
+        task = build_task(config, bench.tokenizer, split="test")
+        sampling = eval_sampling(config, task.core)
+        facts = {**provenance(config, task), "protocol": "tokens", "dialogue": bench.dialogue.report.text()}
+        facts["engine"] = config.engine.name
+        if isinstance(bench, RemoteBench):
+            facts |= bench.provenance(config)
+        elif config.engine.name == "vllm_server":
+            facts["weights"] = _hand_over(bench)
+        result = evaluate(
+            task.questions,
+            core=task.core,
+            engine=bench.engine,
+            dialogue=bench.dialogue,
+            sampling=sampling,
+            limits=limits(config),
+            seed=config.seed,
+            finisher=finisher(config),
+            on_batch=lambda done: report(done, len(task.questions)),
+            done=_rows(folder, saved, {**facts, "sampling": asdict(sampling), "seed": config.seed}),
+            keep_partial=keep_partial,
+        )
+        if isinstance(bench, RemoteBench):
+            facts["usage"] = asdict(bench.engine.usage)
     if why:
         facts["engine_reason"] = why
     result.save(folder, extra=facts)
@@ -67,6 +73,16 @@ def score(
 
 def _bench(config: RunConfig, spent: Usage) -> Bench | RemoteBench:
     return remote_bench(config, spent=spent) if config.engine.name == "openai" else build_bench(config)
+
+
+def _hand_over(bench: Bench) -> str:
+    """Give a server the weights that are to be scored; whose are, where it takes none."""
+    try:
+        bench.engine.update_weights(0)
+    except ConfigError as error:
+        _log.warning("the server is scored with its own weights, be they those of model.path or not: %s", error)
+        return "the server's own"
+    return "model.path"
 
 
 def _saved(folder: Path) -> dict[str, Any]:

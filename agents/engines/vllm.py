@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.util
 import itertools
+import json
 import os
 import tempfile
 import threading
@@ -327,6 +328,8 @@ class VLLMEngine:
     def _start(self, folder: str) -> Any:
         with _environment(self._kv_cache_gb):
             self._on_cpu = bool(_module("vllm.platforms").current_platform.is_cpu())
+            if self._on_cpu:
+                check_heads(Path(folder))
             arguments = self._llm_arguments()
             if self._on_cpu and arguments["enforce_eager"]:
                 # The sampler's helpers would still be compiled, which takes as long as the start itself.
@@ -394,6 +397,27 @@ def publish_folder(publish: Publish | None, where: str | Path | None) -> Iterato
     with tempfile.TemporaryDirectory(prefix="turntree-weights-", dir=base) as folder:
         publish(Path(folder))
         yield Path(folder)
+
+
+def check_heads(folder: Path) -> None:
+    """Refuse heads that vLLM's attention on CPU does not know; its own error does not leave its process.
+
+    Raises ``ConfigError``.
+    """
+    path = folder / "config.json"
+    if not path.is_file():  # a name of the hub; vLLM will say
+        return
+    config = json.loads(path.read_text(encoding="utf-8"))
+    size = config.get("head_dim") or config.get("hidden_size", 0) // (config.get("num_attention_heads") or 1)
+    try:
+        known = _module("vllm.v1.attention.backends.cpu_attn").CPUAttentionBackend.get_supported_head_sizes()
+    except (ImportError, AttributeError):  # another version keeps it elsewhere
+        return
+    if size and size not in known:
+        raise ConfigError(
+            f"vLLM on CPU cannot run heads of {size} dimensions, it knows {known}; use engine=hf, or another model "
+            "(`turntree model tiny --head-dim 32 --out DIR`)"
+        )
 
 
 def check_published(folder: Path, *, packed: bool) -> None:

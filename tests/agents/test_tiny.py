@@ -135,6 +135,14 @@ def test_pickled_weights_are_never_read(tokenizer: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "mark").exists()
 
 
+def test_the_size_of_heads_is_free(tokenizer: Any) -> None:
+    model = build_tiny_model(tokenizer, hidden=96, layers=1, head_dim=32)
+    assert model.model.layers[0].self_attn.q_proj.weight.shape == (4 * 32, 96)
+    for wrong in (0, -2, 33):
+        with pytest.raises(ConfigError, match="head_dim must be even"):
+            build_tiny_model(tokenizer, hidden=96, layers=1, head_dim=wrong)
+
+
 def test_bad_model_folders(tokenizer: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="found none at"):
         load_model(tmp_path / "missing")

@@ -143,7 +143,12 @@ def test_options() -> None:
     assert (config.engine.name, config.engine.block_size) == ("vllm", 64)
     assert config.engine.args == {"tensor_parallel_size": 2}
     assert compose(["engine=vllm_server"]).engine.base_url.startswith("http://127.0.0.1")
-    for wrong in ("engine.sync=ftp", "engine.max_concurrent_requests=0", "engine.gpu_memory_utilization=0"):
+    for wrong in (
+        "engine.sync=ftp",
+        "engine.max_concurrent_requests=0",
+        "engine.gpu_memory_utilization=0",
+        "engine.timeout_s=0",
+    ):
         with pytest.raises(ConfigError, match=wrong.split("=")[0]):
             compose([wrong])
     with pytest.raises(ConfigError, match="base_url is empty"):
@@ -285,6 +290,43 @@ def test_server_weights_and_its_end(served: tuple[LocalServer, Path], model: Any
     assert len(engine.generate(branches(tokenizer))) == 4
     server.kill()
     with pytest.raises(EngineError, match=r"failed after 2 tries"):
+        engine.generate(branches(tokenizer))
+
+
+@pytest.mark.slow
+def test_a_server_that_was_started_again_is_not_taken_for_the_trained_one(
+    served: tuple[LocalServer, Path], model: Any, tokenizer: Any
+) -> None:
+    publish = partial(save_weights, model, untie=True)
+    with local_server(served[1], arguments=SERVER, environment=EAGER) as server:
+        engine = VLLMServerEngine(server.base_url, tokenizer, max_context_tokens=256, publish=publish, retries=1)
+        shake(model)
+        engine.update_weights(1)
+        assert_like_model(model, engine.generate(branches(tokenizer)), 0.7)
+        server.kill()
+        # What was on its way fails request by request: failed leaves of a rollout, no exception that ends all.
+        lost = dict(engine.as_completed(branches(tokenizer)))
+        assert len(lost) == 4
+        assert all(isinstance(reply, EngineError) and "failed after 2 tries" in str(reply) for reply in lost.values())
+        with pytest.raises(EngineError, match="Connect"):
+            engine.update_weights(2)
+        port = int(server.base_url.split(":")[-1].removesuffix("/v1"))
+        with local_server(served[1], arguments=SERVER, environment=EAGER, port=port):
+            with pytest.raises(EngineError, match="restarted after it took version 1"):
+                engine.generate(branches(tokenizer))
+            with pytest.raises(EngineError, match="resume=true goes on"):
+                engine.generate(branches(tokenizer))
+            again = VLLMServerEngine(server.base_url, tokenizer, max_context_tokens=256, publish=publish)
+            again.update_weights(1)
+            assert_like_model(model, again.generate(branches(tokenizer)), 0.7)
+
+
+@pytest.mark.slow
+@needs_vllm
+def test_heads_that_cpus_cannot_run_are_named(tokenizer: Any, tmp_path: Path) -> None:
+    save_model(build_tiny_model(tokenizer, hidden=96, layers=1, heads=4), tokenizer, tmp_path / "model")
+    engine = VLLMEngine(tmp_path / "model", tokenizer, max_context_tokens=256)
+    with pytest.raises(ConfigError, match=r"heads of 24 dimensions.*--head-dim 32"):
         engine.generate(branches(tokenizer))
 
 

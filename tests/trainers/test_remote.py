@@ -51,6 +51,19 @@ def say(text: str, **more: Any) -> dict[str, Any]:
     return {"kind": "say", "text": text, "usage": {"prompt_tokens": 10, "completion_tokens": 4}, **more}
 
 
+def test_training_is_refused_at_start_where_the_server_takes_no_weights(
+    bed: Any, openai_server: Any, tmp_path: Path
+) -> None:
+    openai_server.faults()
+    common = [*bed.args, f"out={tmp_path / 'run'}", "engine=vllm_server"]
+    with pytest.raises(ConfigError, match=r"takes no weights: start it with VLLM_SERVER_DEV_MODE=1"):
+        train([*common, f"engine.base_url={openai_server.url}"])
+    with pytest.raises(EngineError, match="Connect"):
+        train([*common, "engine.base_url=http://127.0.0.1:9/v1"])
+    assert openai_server.log() == [], "nothing was generated"
+    assert not (tmp_path / "run").exists()
+
+
 def test_evaluation_through_chat(overrides: Any, openai_server: Any, tmp_path: Path) -> None:
     """The model itself answers 24 questions; all that the server counted is in the result, which names its protocol."""
     run_evaluate(overrides())
