@@ -17,7 +17,7 @@ from turntree.agents.engines.hf import HFEngine
 from turntree.agents.engines.protocol import Engine
 from turntree.agents.models import load_model, save_weights
 from turntree.agents.scorer import Finisher, Scorer
-from turntree.agents.tokenizer import end_ids
+from turntree.agents.tokenizer import Tokenizer, end_ids
 from turntree.errors import ConfigError
 from turntree.trainers.compose import import_object
 from turntree.trainers.config import AlgorithmConfig, RunConfig
@@ -92,7 +92,7 @@ def build_bench(config: RunConfig) -> Bench:
     return Bench(model, tokenizer, dialogue, _engine(config, model, tokenizer))
 
 
-def _engine(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Engine:
+def _engine(config: RunConfig, model: PreTrainedModel, tokenizer: Tokenizer) -> Engine:
     """The engine that ``engine.name`` asks for, on the weights of ``model``."""
     makers = {"hf": _hf, "vllm": _vllm, "vllm_server": _vllm_server}
     if config.engine.name not in makers:
@@ -100,7 +100,7 @@ def _engine(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedToke
     return makers[config.engine.name](config, model, tokenizer)
 
 
-def _hf(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Engine:
+def _hf(config: RunConfig, model: PreTrainedModel, tokenizer: Tokenizer) -> Engine:
     options = config.engine
     return HFEngine(
         model, tokenizer, max_batch_rows=options.max_batch_rows, max_cached_tokens=options.max_cached_tokens
@@ -112,7 +112,7 @@ def _publish(model: PreTrainedModel) -> Callable[[Path], object]:
     return functools.partial(save_weights, model, untie=not torch.cuda.is_available())
 
 
-def _vllm(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Engine:
+def _vllm(config: RunConfig, model: PreTrainedModel, tokenizer: Tokenizer) -> Engine:
     from turntree.agents.engines.vllm import VLLMEngine
 
     options = config.engine
@@ -136,7 +136,7 @@ def _vllm(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     )
 
 
-def _vllm_server(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Engine:
+def _vllm_server(config: RunConfig, model: PreTrainedModel, tokenizer: Tokenizer) -> Engine:
     from turntree.agents.engines.vllm_server import VLLMServerEngine
 
     options = config.engine

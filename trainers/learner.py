@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import math
 import re
@@ -148,7 +149,7 @@ class PolicyStepper(OptimizationStepper):  # type: ignore[misc]
         outputs: list[TensorDictBase] = []
         for pack in packs:
             out = self.objective(pack, denominators)
-            sum(out[name] for name in self.objective.out_keys).backward()
+            functools.reduce(torch.add, (out[name] for name in self.objective.out_keys)).backward()
             outputs.append(out.detach())
         norm = guarded_step(self.optimizer, self.objective.parameters(), max_grad_norm=self.max_grad_norm)
         self.updates += 1
