@@ -6,7 +6,7 @@ the capture is put back into:
 
 * locks, thread pools, functions, classes and modules that cannot be pickled: the environment keeps its own;
 * files (their position is kept), sockets, databases in files, processes, threads: likewise, but a copy of the
-  environment cannot share them;
+  environment cannot share them, and a database in a file must not have been written to since;
 * an SQLite database in memory is data: its content is captured and written back into the connection;
 * attributes named in a class attribute ``__fork_ignore__ = ("cache", ...)`` of any object.
 
@@ -24,6 +24,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, Literal, TypeAlias
@@ -102,7 +103,7 @@ class Capture:
         """
         found = [_find_handle(layers, handle) for handle in self.handles]
         for handle, live in zip(self.handles, found):
-            _put_data(live, handle)
+            _put_data(live, handle, path_text(handle.path, len(layers)))
         content: tuple[dict[int, Fields], Any] = _Reader(self.data, layers, found).load()
         return content
 
@@ -135,7 +136,7 @@ class Capture:
     @staticmethod
     def from_json(data: Any) -> Capture:
         """The inverse of :meth:`to_json`; raises ``SnapshotError`` on anything else."""
-        content = values.decode(data["values"], special=_Ref)
+        content = values.decode(data["values"], special=_Ref.of)
         buffer = io.BytesIO()
         _RefWriter(buffer, protocol=5).dump(content)
         return Capture(buffer.getvalue(), tuple(Handle(*values.decode(row)) for row in data["handles"]))
@@ -150,10 +151,20 @@ def _field(found: re.Match[str], depth: int) -> str:
 
 @dataclass(frozen=True)
 class _Ref:
-    """Stands for a layer or a handle in content that is attached to no environment."""
+    """Stands for a layer or a handle in content that is attached to no environment; ``member``: for its method."""
 
     kind: str
     index: int
+    member: str = ""
+
+    def __getattr__(self, name: str) -> _Ref:
+        if name.startswith("__") and name not in ("__enter__", "__exit__"):
+            raise AttributeError(name)
+        return _Ref(self.kind, self.index, name)
+
+    @staticmethod
+    def of(kind: str, body: Any) -> _Ref:
+        return _Ref(kind, *body) if isinstance(body, list) else _Ref(kind, body)
 
 
 class _Refs(Sequence[_Ref]):
@@ -168,12 +179,17 @@ class _Refs(Sequence[_Ref]):
 
 
 def _ref_form(value: Any) -> Any:
-    return {value.kind: value.index} if isinstance(value, _Ref) else None
+    if not isinstance(value, _Ref):
+        return None
+    return {value.kind: [value.index, value.member] if value.member else value.index}
 
 
 class _RefWriter(pickle.Pickler):
     def persistent_id(self, obj: Any) -> Any:
-        return (obj.kind, obj.index) if isinstance(obj, _Ref) else None
+        return (obj.kind, obj.index) if isinstance(obj, _Ref) and not obj.member else None
+
+    def reducer_override(self, obj: Any) -> Any:
+        return (getattr, (_Ref(obj.kind, obj.index), obj.member)) if isinstance(obj, _Ref) else NotImplemented
 
 
 def capture(layers: Sequence[Any], which: Sequence[int], *, extra: Any = None) -> Capture:
@@ -441,8 +457,8 @@ def _second(live: Any, handle: Handle, depth: int) -> Any:
     """What a copy of the environment has in place of ``live``."""
     if handle.kind == "lock":
         return threading.RLock() if handle.type_name.endswith("RLock") else threading.Lock()
-    if handle.kind == "database" and handle.data is not None:
-        return _second_database(live, handle.data)
+    if handle.kind == "database" and isinstance(handle.data, bytes):
+        return _second_database(live, handle.data, path_text(handle.path, depth))
     if handle.kind in ("connection", "database"):
         raise SnapshotError(
             f"{path_text(handle.path, depth)} is a {handle.type_name} that a copy of the environment cannot share. "
@@ -452,18 +468,42 @@ def _second(live: Any, handle: Handle, depth: int) -> Any:
     return live
 
 
-def _second_database(live: Any, content: bytes) -> Any:
+def _second_database(live: Any, content: bytes, where: str) -> Any:
+    twin = _from_content(content, isolation_level=live.isolation_level)
+    own = _functions(live) - _functions(twin)
+    if own:
+        raise SnapshotError(
+            f"{where} has SQL functions of its own ({', '.join(sorted(own))}), which a copy of the connection lacks. "
+            "Register the environment, so that a fork is made anew from its spec"
+        )
+    twin.row_factory, twin.text_factory = live.row_factory, live.text_factory
+    return twin
+
+
+def _from_content(content: bytes, *, isolation_level: Any = "") -> Any:
     import sqlite3
 
-    twin = sqlite3.connect(":memory:", isolation_level=live.isolation_level, check_same_thread=False)
-    twin.row_factory, twin.text_factory = live.row_factory, live.text_factory
-    twin.deserialize(content)
-    return twin
+    connection = sqlite3.connect(":memory:", isolation_level=isolation_level, check_same_thread=False)
+    with closing(sqlite3.connect(":memory:")) as source:
+        source.deserialize(content)
+        source.backup(connection)
+    return connection
+
+
+def _functions(connection: Any) -> set[str]:
+    return {name for (name,) in _rows(connection, "SELECT name FROM pragma_function_list")}
+
+
+def _rows(connection: Any, query: str) -> list[Any]:
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    rows: list[Any] = cursor.execute(query).fetchall()
+    return rows
 
 
 def _get_data(obj: Any, kind: Kind) -> Any:
     if kind == "database":
-        return obj.serialize() if _in_memory(obj) else None
+        return obj.serialize() if _in_memory(obj) else obj.total_changes
     if kind == "connection" and isinstance(obj, io.IOBase):
         try:
             return obj.tell()
@@ -473,17 +513,33 @@ def _get_data(obj: Any, kind: Kind) -> Any:
 
 
 def _in_memory(connection: Any) -> bool:
-    cursor = connection.cursor()
-    cursor.row_factory = None
-    rows = cursor.execute("PRAGMA database_list").fetchall()
-    return all(not file for _, name, file in rows if name == "main")
+    return not any(file for _, name, file in _rows(connection, "PRAGMA database_list") if name == "main")
 
 
-def _put_data(live: Any, handle: Handle) -> None:
+def _put_data(live: Any, handle: Handle, where: str) -> None:
     if handle.data is None:
         return
-    if handle.kind == "database":
-        live.rollback()
-        live.deserialize(handle.data)
-    else:
+    if handle.kind != "database":
         live.seek(handle.data)
+    elif isinstance(handle.data, bytes):
+        _write_back(live, handle.data, where)
+    elif live.total_changes != handle.data:
+        raise SnapshotError(
+            f"{where} is a database in a file, whose content is no part of a snapshot, and it does not stand where the "
+            f"snapshot was taken: expected {handle.data} changed rows, found {live.total_changes}. Keep it in memory, "
+            "use Forkable(env, how='replay'), or give the environment get_state() and set_state(state)"
+        )
+
+
+def _write_back(live: Any, content: bytes, where: str) -> None:
+    """By a backup, since after ``deserialize`` what the connection serializes would lack open transactions."""
+    import sqlite3
+
+    live.rollback()
+    with closing(_from_content(content)) as source:
+        try:
+            source.backup(live)
+        except sqlite3.OperationalError as error:
+            raise SnapshotError(
+                f"{where} cannot be written back ({error}): a query of it is still open; read it to its end first"
+            ) from error

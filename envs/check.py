@@ -255,7 +255,7 @@ def _wanted(laws: Iterable[str] | None, process: bool) -> list[str]:
     for name in names:
         if name not in FORK_LAWS:
             near = difflib.get_close_matches(name, FORK_LAWS, n=1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
+            meant = f"; did you mean {near[0]!r}?" if near else "."
             raise ConfigError(f"unknown law {name!r}{meant} The laws are {', '.join(FORK_LAWS)}")
     return [name for name in FORK_LAWS if name in names and (process or name != "process")]
 

@@ -416,7 +416,10 @@ def _replay_problem(env: Env, steps: int) -> tuple[str | None, str]:
             return None, "replay could not be tried beforehand, since the environment cannot be made twice"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return probe(twin, steps), f"two episodes of {steps} equal actions were equal"
+        try:
+            return probe(twin, steps), f"two episodes of {steps} equal actions were equal"
+        except Exception as error:  # environments of other people may fail in any way, a copy of one all the more
+            return None, f"replay could not be tried beforehand ({type(error).__name__}: {error})"
 
 
 # -- the environment's own state -----------------------------------------------------------------------------

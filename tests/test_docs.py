@@ -24,6 +24,7 @@ import click
 import pytest
 
 from turntree.cli import Configured, cli
+from turntree.envs.check import FORK_LAWS
 from turntree.trainers.compose import compose, config_groups
 from turntree.trainers.config import documented_options
 from turntree.trainers.metrics import NAMES
@@ -118,7 +119,7 @@ def test_example_fork_and_grow(tmp_path: Path) -> None:
 
 def test_example_custom_task_keeps_every_law(tmp_path: Path) -> None:
     out = run_example(ROOT / "examples" / "custom_task.py", cwd=tmp_path)
-    laws = "determinism, value, restore, isolation, info, reseed, reset, pickle, json, cost, process"
+    laws = ", ".join(law for law in FORK_LAWS if law != "interface")
     assert f"laws that hold: {laws}" in out
 
 

@@ -501,3 +501,15 @@ def test_an_unknown_law_is_refused() -> None:
 def test_every_environment_of_the_library_keeps_the_laws(name: str) -> None:
     assert_forkable(gymnasium.make(name), process=False)
     assert_forkable(Forkable(gymnasium.make(name)), laws=["restore", "isolation", "json"])
+
+
+class SteppedBuffer(Env):
+    """A buffer that is made larger once, ahead of need, as those of Python are."""
+
+    def snapshot(self) -> Snapshot:
+        self.buffer = bytearray(4096 if self._state is not None and len(self._state.said) > 20 else 2048)
+        return super().snapshot()
+
+
+def test_a_buffer_that_grows_once_is_no_growing_cost() -> None:
+    assert check_fork(SteppedBuffer(), actions=words(), laws=["cost"]) == ("cost",)

@@ -419,6 +419,94 @@ def test_a_copy_has_locks_and_databases_of_its_own() -> None:
     assert fork.unwrapped.lock is not env.unwrapped.lock  # type: ignore[attr-defined]
 
 
+class Database(Base):
+    """Counts rows that it never commits."""
+
+    def __init__(self, path: str = ":memory:") -> None:
+        self.ready = threading.Condition()
+        self.db = sqlite3.connect(path)
+        self.db.execute("CREATE TABLE t (x)")
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        with self.ready:
+            self.db.execute("INSERT INTO t VALUES (?)", (int(action),))
+        found = self.db.execute("SELECT count(*), sum(x) FROM t").fetchone()
+        return 0, float(sum(found)), False, False, {}
+
+
+def test_a_database_in_memory_is_restored_again_and_again_with_its_open_transaction() -> None:
+    env = Forkable(Database(), how="deepcopy")
+    env.reset(seed=0)
+    for rows in range(1, 5):
+        play(env, [1])
+        snapshot = env.snapshot()
+        assert play(env, [1])[-1][1] == 2 * rows + 2
+        assert play(env.fork(), [5])[-1][1] == 2 * rows + 2 + 6
+        env.restore(snapshot)
+
+
+def test_a_database_with_an_open_query_is_not_waited_for() -> None:
+    env = Forkable(Database(), how="deepcopy")
+    env.reset(seed=0)
+    play(env, [1, 1])
+    snapshot = env.snapshot()
+    db: sqlite3.Connection = env.unwrapped.db  # type: ignore[attr-defined]
+    db.commit()
+    reading = db.execute("SELECT x FROM t")
+    assert reading.fetchone() == (1,)
+    with pytest.raises(SnapshotError, match=r"env\.unwrapped\.db cannot be written back .*: a query of it is still open"):
+        env.restore(snapshot)
+    reading.close()
+    env.restore(snapshot)
+    assert play(env, [1])[-1][1] == 6
+
+
+def test_a_database_in_a_file_that_was_written_to_is_not_restored(tmp_path: Path) -> None:
+    env = Forkable(Database(str(tmp_path / "rows.db")), how="deepcopy")
+    env.reset(seed=0)
+    snapshot = env.snapshot()
+    env.restore(snapshot)
+    play(env, [1])
+    with pytest.raises(SnapshotError, match=r"env\.unwrapped\.db is a database in a file.*expected 0 .* found 1\."):
+        env.restore(snapshot)
+
+
+def test_a_copy_of_a_database_with_functions_of_its_own_is_refused() -> None:
+    env = Forkable(Database(), how="deepcopy")
+    env.unwrapped.db.create_function("twice", 1, lambda x: 2 * x)  # type: ignore[attr-defined]
+    env.reset(seed=0)
+    with pytest.raises(SnapshotError, match=r"env\.unwrapped\.db has SQL functions of its own \(twice\)"):
+        env.fork()
+
+
+def test_methods_of_a_lock_have_a_json_form() -> None:
+    class Locking(Base):
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+            self.take, self.give = self.lock.acquire, self.lock.release
+
+        def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+            self.take()
+            self.give()
+            return 0, 1.0, False, False, {}
+
+    env = Forkable(Locking(), how="deepcopy")
+    env.reset(seed=0)
+    data = json.loads(json.dumps(env.encode_snapshot(env.snapshot())))
+    env.restore(env.decode_snapshot(data))
+    assert play(env, [0])[-1][1] == 1.0
+    assert env.unwrapped.take.__self__ is env.unwrapped.lock  # type: ignore[attr-defined]
+
+
+def test_a_copy_that_breaks_while_replay_is_tried_is_no_error() -> None:
+    class OnlyOnce(Base):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
+            raise RuntimeError("the handle is gone")
+
+    env = Forkable(OnlyOnce())
+    assert (env.method, "RuntimeError: the handle is gone" in env.why) == ("replay", True)
+
+
 class Holding(Base):
     def __init__(self, thing: Any) -> None:
         self.parts = {"tools": [None, thing]}
