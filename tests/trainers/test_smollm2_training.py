@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -68,19 +69,32 @@ def turntree(*arguments: str, **variables: str) -> str:
     return done.stdout
 
 
+needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: make venv-vllm")
+
+
 @pytest.mark.slow
-def test_an_at2po_step_and_an_evaluation(model: Path, questions: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("engine", "steps"), [("hf", 1), pytest.param("vllm", 2, marks=needs_vllm)])
+def test_at2po_steps_and_an_evaluation(model: Path, questions: Path, tmp_path: Path, engine: str, steps: int) -> None:
+    """The second step's turns come from updated weights: in vLLM they must have arrived."""
     (tmp_path / "eager_rules.py").write_text(RULES, encoding="utf-8")
     rules = {"PYTHONPATH": str(tmp_path)}
-    common = ["experiment=smollm2", "env.grammar=eager_rules:Eager", "env.max_turns=3", "sampling.max_turn_tokens=24"]
-    small = ["algorithm.chains=2", "algorithm.rounds=1", "algorithm.expansions=1", "trainer.steps=1"]
+    common = [
+        "experiment=smollm2",
+        f"engine={engine}",
+        "env.grammar=eager_rules:Eager",
+        "env.max_turns=3",
+        "sampling.max_turn_tokens=24",
+    ]
+    small = ["algorithm.chains=2", "algorithm.rounds=1", "algorithm.expansions=1", f"trainer.steps={steps}"]
     run = tmp_path / "run"
     turntree(
-        "train", "algorithm=at2po", "reward.name=eager_rules:read_much", *common, *small,
+        "train", "algorithm=at2po", "reward.name=eager_rules:read_much", "trainer.learning_rate=1e-4", *common, *small,
         f"model.path={model}", f"env.questions={questions}", f"out={run}", **rules,
     )  # fmt: skip
-    (metrics,) = read_metrics(run / "metrics.jsonl")
-    assert metrics["mismatch/max"] < 1e-3
+    rows = read_metrics(run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
+    assert all(row["mismatch/max"] < 1e-3 for row in rows)
+    metrics = rows[0]
     for key in ("tree/ratio_mean_token", "tree/ess_token", "tree/ess_turn", "tree/ess_sequence"):
         assert metrics[key] == pytest.approx(1.0, abs=1e-5), key
     assert metrics["budget/failed"] == metrics["budget/dropped_groups"] == metrics["total/skipped_updates"] == 0
