@@ -12,7 +12,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import InvalidStateError
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal
 
@@ -256,6 +258,7 @@ class VLLMEngine:
         if self._publish is None and self._module is None:
             raise ConfigError("this engine cannot take weights: make it with publish")
         with self._lock:
+            self._check_alive()
             self._abort(dict.fromkeys(self._flights))
             self._version, self._stale = version, True
             if self._llm is not None:
@@ -310,8 +313,7 @@ class VLLMEngine:
 
     def _started(self) -> Any:
         """The running ``vllm.LLM``, with the trainer's weights."""
-        if self._dead:
-            raise EngineError(f"vLLM is gone since {self._dead}; start the run again (resume=true goes on)")
+        self._check_alive()
         if self._llm is None:
             began = time.monotonic()
             if self._publish is None:
@@ -325,6 +327,10 @@ class VLLMEngine:
             self._take_weights()
         return self._llm
 
+    def _check_alive(self) -> None:
+        if self._dead:
+            raise EngineError(f"vLLM is gone since {self._dead}; start the run again (resume=true goes on)")
+
     def _start(self, folder: str) -> Any:
         with _environment(self._kv_cache_gb):
             self._on_cpu = bool(_module("vllm.platforms").current_platform.is_cpu())
@@ -335,7 +341,9 @@ class VLLMEngine:
                 # The sampler's helpers would still be compiled, which takes as long as the start itself.
                 os.environ["TORCH_COMPILE_DISABLE"] = "1"
             try:
-                return _module("vllm").LLM(model=folder, tokenizer=self.model, **arguments)
+                llm = _module("vllm").LLM(model=folder, tokenizer=self.model, **arguments)
+                watch_core(llm.llm_engine.engine_core)
+                return llm
             except (ValueError, RuntimeError, NotImplementedError, TypeError, OSError) as error:
                 raise ConfigError(f"vLLM cannot run {self.model}: {error}") from error
 
@@ -374,6 +382,28 @@ class VLLMEngine:
 def _module(name: str) -> Any:
     """A module of vLLM, which may be absent, and whose types are its own affair."""
     return importlib.import_module(name)
+
+
+def watch_core(core: Any) -> None:
+    """Wake up who waits for vLLM's process when it is killed: its own client (0.32) would wait for ever.
+
+    Where another version keeps its processes otherwise nothing is watched.
+    """
+    manager = getattr(getattr(core, "resources", None), "engine_manager", None)
+    sentinels = [process.sentinel for process in getattr(manager, "processes", ())]
+    answers, calls = getattr(core, "outputs_queue", None), getattr(core, "utility_results", None)
+    if not sentinels or answers is None or calls is None:
+        return
+
+    def watch() -> None:
+        wait(sentinels)
+        error = EngineError("vLLM's process ended")
+        answers.put(error)
+        for call in list(calls.values()):
+            with contextlib.suppress(InvalidStateError):  # answered before the end
+                call.set_exception(error)
+
+    threading.Thread(target=watch, name="turntree-vllm-watch", daemon=True).start()
 
 
 def require_vllm() -> None:

@@ -323,6 +323,26 @@ def test_a_server_that_was_started_again_is_not_taken_for_the_trained_one(
 
 @pytest.mark.slow
 @needs_vllm
+def test_a_killed_process_ends_the_engine_and_never_hangs(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    save_model(model, tokenizer, tmp_path / "model")
+    engine = VLLMEngine(
+        tmp_path / "model", tokenizer, max_context_tokens=1024, publish=partial(save_weights, model, untie=True)
+    )
+    waiting = engine.as_completed([*branches(tokenizer, n=1, tokens=1), *branches(tokenizer, tokens=800)])
+    next(waiting)
+    for process in engine.llm.llm_engine.engine_core.resources.engine_manager.processes:
+        process.kill()
+    with pytest.raises(EngineError, match="a step failed"):
+        list(waiting)
+    with pytest.raises(EngineError, match=r"is gone since .*resume=true goes on"):
+        engine.generate(branches(tokenizer))
+    with pytest.raises(EngineError):
+        engine.update_weights(1)
+    engine.close()
+
+
+@pytest.mark.slow
+@needs_vllm
 def test_heads_that_cpus_cannot_run_are_named(tokenizer: Any, tmp_path: Path) -> None:
     save_model(build_tiny_model(tokenizer, hidden=96, layers=1, heads=4), tokenizer, tmp_path / "model")
     engine = VLLMEngine(tmp_path / "model", tokenizer, max_context_tokens=256)
