@@ -12,12 +12,12 @@ from gymnasium.error import InvalidAction, ResetNeeded
 from gymnasium.utils import seeding
 
 from turntree.envs.agent_task import AgentTask, TaskCore
-from turntree.envs.core import Finish, Pending, Step, ToolFailure, ToolResult, TurnCore
+from turntree.envs.core import Finish, Pending, Step, ToolCall, ToolFailure, ToolResult, TurnCore
 from turntree.envs.loading import reject_unknown
 from turntree.envs.snapshot import Snapshot
 from turntree.envs.spaces import UnicodeText
 from turntree.envs.task import FrozenDict, thaw
-from turntree.envs.tools import CallCounter, execute
+from turntree.envs.tools import CallCounter, execute, repeatable
 from turntree.errors import ConfigError, SnapshotError, ToolError
 
 __all__ = ["TurnEnv"]
@@ -126,7 +126,7 @@ class TurnEnv(gymnasium.Env[str, str], Generic[S]):
 
         Raises ``ToolError`` when a call failed.
         """
-        results = [_expect(outcome, self.tool_retries) for outcome in outcomes]
+        results = [self._expect(call, outcome) for call, outcome in zip(pending.calls, outcomes, strict=True)]
         return self.core.resolve(self._require_open(), pending, results)
 
     @property
@@ -253,14 +253,15 @@ class TurnEnv(gymnasium.Env[str, str], Generic[S]):
         )
         return self.resolve(pending, outcomes)
 
-
-def _expect(outcome: ToolResult | ToolFailure, retries: int) -> ToolResult:
-    if isinstance(outcome, ToolFailure):
+    def _expect(self, call: ToolCall, outcome: ToolResult | ToolFailure) -> ToolResult:
+        if isinstance(outcome, ToolResult):
+            return outcome
+        tries = self.tool_retries + 1 if repeatable(self.core.tools[call.tool]) else 1
+        times = f"{tries} times, last with" if tries > 1 else "with"
         raise ToolError(
-            f"a tool call failed {retries + 1} times, last with {outcome.kind}: {outcome.message}. The episode is "
+            f"a tool call ({call.tool}) failed {times} {outcome.kind}: {outcome.message}. The episode is "
             "unchanged: repair the tool and send the same turn again"
         )
-    return outcome
 
 
 def _generator(state: Mapping[str, Any]) -> np.random.Generator:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from turntree.agents.engines.protocol import SamplingParams
 from turntree.envs.core import TurnCore
 from turntree.envs.datasets import load_questions
+from turntree.envs.grammar.hermes import HermesGrammar
 from turntree.envs.loading import check_arguments
 from turntree.envs.registry import turn_env
 from turntree.envs.search_qa import SearchQACore
@@ -113,6 +114,23 @@ def _refuse_questions(config: RunConfig) -> None:
 # -- question answering ---------------------------------------------------------------------------------------
 
 
+def _check_hermes(grammar: object, style: str) -> None:
+    """Refuse tools that nobody would list; warn where turns do not end after their calls."""
+    if not isinstance(grammar, HermesGrammar):
+        return
+    if grammar.schemas == "template":
+        raise ConfigError(
+            "env.grammar_args.schemas=template: expected schemas=prompt, since a run does not hand the tools to the "
+            "chat template and nothing would list them; schemas=template is for turntree.agents.Dialogue(..., tools=...)"
+        )
+    if style == "inline" and grammar.max_calls > 1:
+        _log.warning(
+            "model.dialogue=inline with env.grammar_args.max_calls=%d: a turn has no stop string and ends only where "
+            "the model ends its message; use model.dialogue=tools or chat, or max_calls=1",
+            grammar.max_calls,
+        )
+
+
 def _search_qa(config: RunConfig, tokenizer: Any, split: Split) -> tuple[dict[str, Any], str]:
     """The arguments of the question-answering environment, and the questions file."""
     env = config.env
@@ -122,6 +140,7 @@ def _search_qa(config: RunConfig, tokenizer: Any, split: Split) -> tuple[dict[st
     if not rows:
         raise DataError(f"{_option(split)}: expected at least one question, found none in {path}")
     grammar, prompt, tools = load_env(env)
+    _check_hermes(grammar, config.model.dialogue)
     given = {
         "questions": rows,
         "search": build_backend(config, _corpus(config, path, split)),

@@ -454,7 +454,7 @@ def test_a_database_with_an_open_query_is_not_waited_for() -> None:
     db.commit()
     reading = db.execute("SELECT x FROM t")
     assert reading.fetchone() == (1,)
-    with pytest.raises(SnapshotError, match=r"env\.unwrapped\.db cannot be written back .*: a query of it is still open"):
+    with pytest.raises(SnapshotError, match=r"env\.unwrapped\.db cannot be written .*: a query of it is still open"):
         env.restore(snapshot)
     reading.close()
     env.restore(snapshot)

@@ -281,6 +281,18 @@ def test_a_failed_external_call_is_not_made_again() -> None:
         assert sent == ["5"] * times
 
 
+def test_the_message_of_a_failure_says_how_often_it_was_tried() -> None:
+    def pay(text: str) -> str:
+        """Pays."""
+        raise ConnectionError("lost")
+
+    for effects, said in (("external", "failed with"), ("none", "failed 3 times, last with")):
+        env = SearchQAEnv(tools={"pay": FunctionTool(pay, effects)}, tool_backoff_s=0)
+        env.reset(seed=0)
+        with pytest.raises(ToolError, match=rf"^a tool call \(pay\) {said} ConnectionError: lost"):
+            env.step("<pay>5</pay>")
+
+
 def test_a_function_that_remembers_is_given_what_it_left() -> None:
     @tool(effects="in_state")
     def note(line: str, memory: Any) -> ToolResult:

@@ -196,3 +196,15 @@ def test_solutions_are_played_and_checked() -> None:
 
     with pytest.raises(DataError, match="found turn 1 of 2"):
         solutions(TaskCore(Late()), ["a"], seed=0)
+
+
+def test_hermes_settings_that_a_run_does_not_follow(
+    make_config: Callable[..., RunConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    hermes = "env.grammar=turntree.envs.grammar:HermesGrammar"
+    with pytest.raises(ConfigError, match=r"env\.grammar_args\.schemas=template: expected schemas=prompt"):
+        build_task(make_config(hermes, "env.grammar_args.schemas=template"), None)
+    for style, calls, warned in (("inline", 8, True), ("inline", 1, False), ("tools", 8, False)):
+        caplog.clear()
+        build_task(make_config(hermes, f"env.grammar_args.max_calls={calls}", f"model.dialogue={style}"), None)
+        assert ("a turn has no stop string" in caplog.text) is warned
