@@ -121,7 +121,7 @@ def _check_hermes(grammar: object, style: str) -> None:
     if grammar.schemas == "template":
         raise ConfigError(
             "env.grammar_args.schemas=template: expected schemas=prompt, since a run does not hand the tools to the "
-            "chat template and nothing would list them; schemas=template is for turntree.agents.Dialogue(..., tools=...)"
+            "chat template and nothing would list them; schemas=template is for turntree.agents.Dialogue(tools=...)"
         )
     if style == "inline" and grammar.max_calls > 1:
         _log.warning(
