@@ -37,6 +37,7 @@ def cost(case: Case) -> str | None:
     replayed = getattr(case.inner, "method", None) == "replay"
     names = ("snapshot",) if replayed else ("snapshot", "restore", "fork")
     _figures(case, plan, lengths[:1])  # what is made at the first use
+    found = None
     for _ in range(_TRIES):  # growth is seen every time, noise is not
         found = _grown(_figures(case, plan, lengths), names, lengths)
         if found is None:
