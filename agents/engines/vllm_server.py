@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,6 +77,8 @@ class VLLMServerEngine:
         self._broken = ""
         self._instance = ""  # of the server that took the weights; a restarted one has another
         self._lock = threading.RLock()
+        self._gate = threading.Condition()
+        self._running, self._taking = 0, False  # turns in flight; weights on their way
         Endpoint(self.base_url, "any", **self._limits)  # options out of range are refused now
 
     # Generation ----------------------------------------------------------------------------------------------------
@@ -133,16 +136,50 @@ class VLLMServerEngine:
         }
 
     def _call(self, request: Request) -> Callable[[], Generation]:
-        body, version = self._body(request, entropy_topk=self.entropy_topk), self._version
+        self._body(request, entropy_topk=self.entropy_topk)  # what the server would change is refused now
         tokens = len(request.prefix) + request.params.max_tokens
 
-        def read(document: Mapping[str, Any], usage: Usage) -> Generation:
-            return self._generation(request, document["choices"][0], usage, version)
-
         def call() -> Generation:
-            return self._transport().post("completions", body, read=read, tokens=tokens, guess=lambda _: Usage())
+            with self._turn() as version:
+                body = self._body(request, entropy_topk=self.entropy_topk)
+                return self._transport().post(
+                    "completions",
+                    body,
+                    read=lambda document, usage: self._generation(request, document["choices"][0], usage, version),
+                    tokens=tokens,
+                    guess=lambda _: Usage(),
+                )
 
         return call
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[int]:
+        """The version that a turn starts and ends under, all its tries: none runs while weights are on their way."""
+        with self._gate:
+            self._gate.wait_for(lambda: not self._taking)
+            self._check_known()
+            self._running += 1
+            version = self._version
+        try:
+            yield version
+        finally:
+            with self._gate:
+                self._running -= 1
+                self._gate.notify_all()
+
+    @contextlib.contextmanager
+    def _standstill(self) -> Iterator[None]:
+        """Turns in flight have ended, and those that wait here start afterwards."""
+        with self._gate:
+            self._gate.wait_for(lambda: not self._taking)
+            self._taking = True
+            self._gate.wait_for(lambda: not self._running)
+        try:
+            yield
+        finally:
+            with self._gate:
+                self._taking = False
+                self._gate.notify_all()
 
     def _generation(self, request: Request, choice: Mapping[str, Any], usage: Usage, version: int) -> Generation:
         if choice.get("token_ids") is None or not choice.get("logprobs"):
@@ -172,12 +209,8 @@ class VLLMServerEngine:
 
     def probe(self) -> None:
         """Ask the server, once, whether it can be trained on. Raises ``EngineError`` with the reason if not."""
+        self._check_known()
         with self._lock:
-            if self._broken:
-                raise EngineError(
-                    f"the server's weights are unknown since {self._broken}; start it and the run again (resume=true "
-                    "goes on)"
-                )
             if self._probed:
                 return
             if not self._model:
@@ -185,6 +218,13 @@ class VLLMServerEngine:
             self._check_logprobs()
             self._check_seeds_and_stops()
             self._probed = True
+
+    def _check_known(self) -> None:
+        if self._broken:
+            raise EngineError(
+                f"the server's weights are unknown since {self._broken}; start it and the run again (resume=true goes "
+                "on)"
+            )
 
     def _ask(self, params: SamplingParams, *, seed: int) -> Generation:
         return self._call(Request(_probe_prefix(self.tokenizer), params, seed, ("probe",)))()
@@ -236,7 +276,7 @@ class VLLMServerEngine:
         """
         if self._publish is None:
             raise ConfigError("this engine cannot take weights: make it with publish")
-        with self._lock:
+        with self._standstill(), self._lock:
             instance = self._check_dev_mode()
             started = time.monotonic()
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import subprocess
@@ -288,9 +289,31 @@ def test_server_weights_and_its_end(served: tuple[LocalServer, Path], model: Any
     next(some)
     some.close()
     assert len(engine.generate(branches(tokenizer))) == 4
+    assert_updates_in_flight(engine, model, tokenizer)
     server.kill()
     with pytest.raises(EngineError, match=r"failed after 2 tries"):
         engine.generate(branches(tokenizer))
+
+
+def assert_updates_in_flight(engine: VLLMServerEngine, model: Any, tokenizer: Any) -> None:
+    """Turns in flight end under the weights they started with; those that waited here start under the new ones."""
+    old, narrow = (
+        copy.deepcopy(model),
+        VLLMServerEngine(
+            engine.base_url, tokenizer, publish=partial(save_weights, model, untie=True), max_concurrent_requests=3
+        ),
+    )
+    narrow.update_weights(6)
+    waiting = narrow.as_completed([*branches(tokenizer, n=1, tokens=1), *branches(tokenizer, n=8, tokens=60)])
+    first = next(waiting)[1]
+    shake(model)
+    narrow.update_weights(7)
+    arrived = [first, *(reply for _, reply in waiting)]
+    for version, weights in ((6, old), (7, model)):
+        turns = [g for g in arrived if isinstance(g, Generation) and g.version == version]
+        assert len(turns) >= 3
+        assert_like_model(weights, turns, 0.7)
+    assert {g.version for g in arrived if isinstance(g, Generation)} == {6, 7}
 
 
 @pytest.mark.slow
