@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from turntree.agents.models import load_model
 from turntree.agents.teacher import Demonstration, Teacher, trajectories
@@ -17,7 +19,7 @@ from turntree.envs.worlds.grammar import WorldGrammar
 from turntree.search_backend import BM25Backend
 from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
-from turntree.trainers.quickstart import write_tiny_model
+from turntree.trainers.quickstart import quickstart, write_tiny_model
 
 KNOWN = {*lexicon()[0], *name_words(), *WorldGrammar().words(), *TAGS}
 
@@ -87,3 +89,22 @@ def test_demonstrations_fit_the_limits_of_the_preset(
     longest = max(sum(len(encode(tokenizer, text)) for text in texts(d)) for d in demonstrations)
     assert longest_turn <= preset.sampling.max_turn_tokens
     assert longest + preset.sampling.max_turn_tokens <= preset.sampling.max_context_tokens
+
+
+def test_auto_is_resolved_once_for_all_stages(
+    openai_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that cannot be trained on is not asked for the evaluations either: it has another model."""
+
+    class Enough(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Enough
+
+    monkeypatch.setattr("turntree.trainers.quickstart.SIZES", dict.fromkeys(("train", "dev", "test"), (80, 320)))
+    out = tmp_path / "run"
+    config = compose(["experiment=quickstart", "engine=auto", f"engine.base_url={openai_server.url}", f"out={out}"])
+    with pytest.raises(Enough):
+        quickstart(config, report=stop)
+    assert OmegaConf.load(out / "config.yaml").engine.name == "hf"
