@@ -8,14 +8,25 @@ configuration. Without a scorer a trajectory is worth what its environment gave.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from turntree.envs.task import FrozenDict
 from turntree.errors import ConfigError
 
-__all__ = ["AnswerScorer", "Failed", "Finished", "FinishedTurn", "Finisher", "Scored", "Scorer", "env_reward", "score"]
+__all__ = [
+    "AnswerScorer",
+    "Failed",
+    "Finished",
+    "FinishedTurn",
+    "Finisher",
+    "Judged",
+    "Scored",
+    "Scorer",
+    "env_reward",
+    "score",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,15 @@ class Finished:
     info: FrozenDict = field(default_factory=FrozenDict)
 
 
-Scorer: TypeAlias = Callable[[Sequence[Finished]], Sequence[float | Failed]]
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A reward with its parts by name, which join ``info["reward_parts"]`` and the metrics ``tree/reward/<part>``."""
+
+    reward: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+Scorer: TypeAlias = Callable[[Sequence[Finished]], Sequence[float | Judged | Failed]]
 """Rewards of finished trajectories, one each, in order; ``Failed`` where judging was impossible (never a reward)."""
 
 Finisher: TypeAlias = Callable[[Sequence[Finished]], Sequence[Finished | Failed]]
@@ -67,6 +86,7 @@ class Scored:
 
     finished: Finished | None
     reward: float | Failed
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 def env_reward(finished: Sequence[Finished]) -> list[float | Failed]:
@@ -107,7 +127,7 @@ def score(finished: Sequence[Finished], *, scorer: Scorer | None, finisher: Fini
         _refuse_deferred(live)
     judged = _one_each("scorer", (scorer or env_reward)(live), len(live)) if live else []
     rewards = iter(judged)
-    return [Scored(None, w) if isinstance(w, Failed) else Scored(w, _finite(next(rewards))) for w in written]
+    return [Scored(None, w) if isinstance(w, Failed) else _scored(w, next(rewards)) for w in written]
 
 
 def _one_each(name: str, outcomes: Any, n: int) -> Sequence[Any]:
@@ -122,6 +142,16 @@ def _one_each(name: str, outcomes: Any, n: int) -> Sequence[Any]:
 def _refuse_deferred(finished: Sequence[Finished]) -> None:
     if any(f.info.get("reward_pending") for f in finished):
         raise ConfigError("the environment defers its reward (info['reward_pending']); give the rollout a scorer")
+
+
+def _scored(finished: Finished, outcome: float | Judged | Failed) -> Scored:
+    if not isinstance(outcome, Judged):
+        return Scored(finished, _finite(outcome))
+    parts = {name: float(value) for name, value in outcome.parts.items()}
+    broken = next((name for name, value in parts.items() if not math.isfinite(value)), None)
+    if broken is not None:
+        return Scored(finished, Failed("non_finite_reward", f"the scorer's part {broken!r} is {parts[broken]}"))
+    return Scored(finished, _finite(outcome.reward), parts)
 
 
 def _finite(reward: float | Failed) -> float | Failed:

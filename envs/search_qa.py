@@ -73,9 +73,9 @@ class SearchQACore(TurnCore[SearchQAState]):
     them. ``prompt`` replaces the grammar's instructions.
 
     ``info`` of every turn holds ``action``, ``turns``, ``searches``, ``overrun``, ``other_dialect``, and where they
-    apply ``tool_calls`` (by tool), ``parallel_calls`` (of this turn), ``invalid_reason``, ``retrieved``,
-    ``observation_truncated``; at the end ``stop_reason``, ``answer``, ``em``, ``f1``, ``format_valid``,
-    ``format_reason``.
+    apply ``tool_calls`` (so far, by tool), ``calls`` (what this turn executed: ``tool`` and ``argument`` each),
+    ``parallel_calls`` (their number), ``invalid_reason``, ``retrieved``, ``observation_truncated``; at the end
+    ``stop_reason``, ``answer``, ``em``, ``f1``, ``format_valid``, ``format_reason``.
     """
 
     metric = "em"
@@ -181,7 +181,8 @@ class SearchQACore(TurnCore[SearchQAState]):
                 after = self._called(after, call.tool, result)
                 shown.append(cast("ToolGrammar", self.grammar).tool_result(call.tool, result.value))
         searched = any(call.tool == "search" for call in pending.calls)
-        return self._show(after, pending, shown, **({"retrieved": retrieved} if searched else {}))
+        made = [{"tool": call.tool, "argument": call.argument} for call in pending.calls]
+        return self._show(after, pending, shown, calls=made, **({"retrieved": retrieved} if searched else {}))
 
     def _called(self, state: SearchQAState, name: str, result: ToolResult) -> SearchQAState:
         """The state after a call of a tool other than the search."""
@@ -410,7 +411,7 @@ class SearchQAEnv(TurnEnv[SearchQAState]):
     ``ConfigError``.
     """
 
-    core: SearchQACore
+    core: SearchQACore  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(
         self,

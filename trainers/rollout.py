@@ -405,6 +405,9 @@ class _Nursery:
                 leaf.info = FrozenDict({**leaf.info, "error": scored.reward.kind, "message": scored.reward.message})
             else:
                 leaf.reward = scored.reward
+                if scored.parts:
+                    parts = {**leaf.info.get("reward_parts", {}), **scored.parts}
+                    leaf.info = FrozenDict({**leaf.info, "reward_parts": parts})
 
 
 def _warn(groups: Sequence[Group], stats: RolloutStats) -> None:

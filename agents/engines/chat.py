@@ -71,15 +71,24 @@ class ChatClient:
         return outcome
 
     def complete_all(
-        self, conversations: Sequence[Sequence[Message]], *, max_tokens: int, **sampling: Any
+        self,
+        conversations: Sequence[Sequence[Message]],
+        *,
+        max_tokens: int,
+        seeds: Sequence[int] | None = None,
+        **sampling: Any,
     ) -> list[Reply | EngineError]:
-        """One outcome a conversation, in order; what failed is the error that :meth:`complete` would raise."""
+        """One outcome a conversation, in order; what failed is the error that :meth:`complete` would raise.
+
+        ``seeds``: one a conversation, in the place of ``seed``.
+        """
         check_sampling(sampling, what="complete")
         stop = sampling.pop("stop", None) or ()
         body = {**self.endpoint.sampling, "temperature": 0.0, **sampling, self.endpoint.max_tokens_key: max_tokens}
         if isinstance(stop, str) or stop:
             body["stop"] = [stop] if isinstance(stop, str) else list(stop)
-        calls = [_finished(self, conversation, body) for conversation in conversations]
+        own: Sequence[dict[str, Any]] = [{}] * len(conversations) if seeds is None else [{"seed": s} for s in seeds]
+        calls = [_finished(self, talk, {**body, **mine}) for talk, mine in zip(conversations, own, strict=True)]
         outcomes: dict[int, Reply | EngineError] = dict(self.transport.map(calls))
         return [outcomes[i] for i in range(len(conversations))]
 

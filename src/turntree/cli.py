@@ -160,6 +160,39 @@ def doctor(overrides: tuple[str, ...], as_json: bool) -> None:
     run_doctor(overrides, as_json=as_json)
 
 
+@cli.command("audit-reward")
+@click.option(
+    "--world", type=click.Path(exists=True, file_okay=False, path_type=Path), default=None,
+    help="World folder: its teacher's trajectories, labelled by the gold steps.",
+)  # fmt: skip
+@click.option(
+    "--trajectories", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=None,
+    help="Labelled trajectories (JSON Lines) instead.",
+)  # fmt: skip
+@click.option("--checker", default="rule", show_default=True, help="rule, llm, em, f1 or an import path.")
+@click.option("--arg", "arguments", multiple=True, metavar="KEY=VALUE", help="Argument of the checker; repeatable.")
+@click.option("--votes", type=int, default=3, show_default=True, help="Votes on a trajectory.")
+@click.option("--quorum", type=int, default=None, help="Valid votes that are needed (default: more than half).")
+@click.option("--early-stop", is_flag=True, help="Ask for no vote that cannot turn the majority.")
+@click.option("--cache", default="", help="SQLite file of votes (default: none).")
+@click.option("--questions", type=int, default=200, show_default=True, help="Questions of the world to play.")
+@click.option(
+    "--laziness", type=float, default=0.3, show_default=True, help="Of the world's teacher, see sft.laziness."
+)
+@click.option("--error", type=float, default=0.15, show_default=True, help="Of the world's teacher, see sft.error.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of teacher and votes.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Write trajectories, labels and votes here.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+def audit_reward(as_json: bool, **options: Any) -> None:
+    """Measure a completeness checker on labelled trajectories, beside rewards for the answer.
+
+    Accuracy, precision, recall, F1, agreement of votes and cost, with 95 % intervals.
+    """
+    from turntree.commands import run_audit
+
+    run_audit(as_json=as_json, **options)
+
+
 @cli.group()
 def check() -> None:
     """Test whether a piece of your own keeps the library's laws."""

@@ -7,7 +7,7 @@ import json
 import shlex
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Stopped",
     "resumable",
+    "run_audit",
     "run_check_env",
     "run_doctor",
     "run_evaluate",
@@ -221,6 +222,51 @@ def run_doctor(overrides: Sequence[str], *, as_json: bool) -> None:
             say(line)
     if not document["ok"]:
         raise SystemExit(1)
+
+
+def run_audit(
+    *,
+    world: Path | None,
+    trajectories: Path | None,
+    checker: str,
+    arguments: Sequence[str],
+    votes: int,
+    quorum: int | None,
+    early_stop: bool,
+    cache: str,
+    questions: int,
+    laziness: float,
+    error: float,
+    seed: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """``turntree audit-reward``."""
+    if (world is None) == (trajectories is None):
+        raise ConfigError("expected --world or --trajectories, one of the two")
+    from turntree.agents.completeness import Poll, VoteCache, load_checker
+    from turntree.trainers.audit import audit
+    from turntree.trainers.labelled import read_labelled, save_rows, world_trajectories
+
+    asked = load_checker(checker, dict(map(_argument, arguments)))
+    poll = Poll(asked, votes=votes, quorum=quorum, early_stop=early_stop, seed=seed, cache=VoteCache(cache))
+    if trajectories is not None:
+        labelled = read_labelled(trajectories)
+    else:
+        labelled = world_trajectories(world or "", questions=questions, laziness=laziness, error=error, seed=seed)
+    with closing(poll), stage_bars() if not as_json else nullcontext(_silent) as report:
+        found, rows = audit(labelled, poll, name=checker, on_batch=lambda done, total: report("votes", done, total, ""))
+    if out is not None:
+        save_rows(out, rows)
+    if as_json:
+        console.print_json(json.dumps(found.to_json()))
+        return
+    for line in found.lines():
+        say(line)
+
+
+def _silent(stage: str, done: int, total: int, note: str) -> None:
+    """No progress: the output is for a program."""
 
 
 def run_check_env(

@@ -1,0 +1,116 @@
+"""One-shot answers to prompts, from an endpoint or an engine of this process: what a checker asks with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from turntree.agents.dialogue import Dialogue
+from turntree.agents.engines.chat import ChatClient, Reply
+from turntree.agents.engines.protocol import Engine, Generation, Prefix, Request, SamplingParams
+from turntree.agents.scorer import Failed
+from turntree.errors import EngineError, TurnTreeError
+
+__all__ = ["EndpointTexts", "EngineTexts", "Said", "Texts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A model's answer. ``cut``: it ran into the limit of tokens."""
+
+    text: str
+    cut: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Texts(Protocol):
+    """Answers prompts, each on its own. ``fingerprint``: who answers, and how it is sampled."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def ask(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Said | Failed]:
+        """One outcome a prompt, in order; ``Failed`` where there is no whole answer."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is held outside of this process."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointTexts:
+    """A model behind an OpenAI-compatible endpoint. ``sampling``: further keys, such as ``top_p``."""
+
+    client: ChatClient
+    max_tokens: int = 512
+    temperature: float = 0.7
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        endpoint = self.client.endpoint
+        keys = sorted({**endpoint.sampling, **self.sampling}.items())
+        return repr((endpoint.base_url, endpoint.model, self.max_tokens, self.temperature, keys))
+
+    def ask(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Said | Failed]:
+        talks = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        outcomes = self.client.complete_all(
+            talks, max_tokens=self.max_tokens, seeds=seeds, temperature=self.temperature, **self.sampling
+        )
+        return [_failed(o) if isinstance(o, EngineError) else _said(o) for o in outcomes]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
+
+
+def _said(reply: Reply) -> Said:
+    return Said(reply.text, reply.finish == "length", reply.prompt_tokens, reply.completion_tokens)
+
+
+def _failed(error: TurnTreeError) -> Failed:
+    return Failed(type(error).__name__, str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTexts:
+    """Any engine of this process, with the dialogue that writes its prompts. ``name`` says which model it is."""
+
+    engine: Engine
+    dialogue: Dialogue
+    name: str
+    max_tokens: int = 512
+    temperature: float = 0.7
+
+    @property
+    def fingerprint(self) -> str:
+        return repr((self.name, self.engine.version, self.max_tokens, self.temperature))
+
+    def ask(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Said | Failed]:
+        params = SamplingParams(self.max_tokens, self.temperature)
+        requests = [
+            Request(Prefix(self.dialogue.prompt_ids(prompt)), params, seed=seed, key=("checker", i))
+            for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+        ]
+        return self._answers(requests)
+
+    def close(self) -> None:
+        """Nothing: the engine belongs to whoever made it."""
+
+    def _answers(self, requests: Sequence[Request]) -> list[Said | Failed]:
+        """A batch that fails is asked again one by one, to find out which of its requests do."""
+        try:
+            return [self._read(r, g) for r, g in zip(requests, self.engine.generate(requests), strict=True)]
+        except TurnTreeError as error:
+            if len(requests) < 2:
+                return [_failed(error) for _ in requests]
+        return [outcome for request in requests for outcome in self._answers([request])]
+
+    def _read(self, request: Request, generation: Generation) -> Said | Failed:
+        if generation.finish_reason == "abort":
+            return Failed("abort", "the engine aborted the answer")
+        turn = self.dialogue.read_turn(generation)
+        return Said(turn.text, generation.finish_reason == "length", len(request.prefix), len(generation.ids))

@@ -1,0 +1,78 @@
+"""Training with the completeness reward, given by configuration alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turntree.trainers.config import RunConfig
+from turntree.trainers.learner import train
+
+RULES = '''
+from users_rules import Babble
+
+from turntree.envs.grammar import Validity
+
+
+class Free(Babble):
+    """Any babble is legal."""
+
+    fingerprint = "free"
+
+    def validity(self, turns):
+        return Validity(True)
+'''
+
+SCORER = "reward.scorer=turntree.agents.completeness:CompletenessScorer"
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "free_rules.py").write_text(RULES, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "env.grammar=free_rules:Free"
+
+
+@pytest.mark.parametrize("algorithm", ["tree_grpo", "at2po", "grpo"])
+def test_completeness_trains(make_config: Callable[..., RunConfig], free: str, tmp_path: Path, algorithm: str) -> None:
+    out, steps = tmp_path / "run", 2 if algorithm == "tree_grpo" else 1
+    penalties = (
+        "reward.scorer_args.penalties.repeated=0.5",
+        "reward.scorer_args.penalties.floor=-0.25",
+        "reward.scorer_args.penalties.max_argument=5",
+    )
+    train(make_config(f"algorithm={algorithm}", SCORER, *penalties, free, f"trainer.steps={steps}", f"out={out}"))
+    found = rows(out)
+    assert len(found) == steps
+    for row in found:
+        assert 0 <= row["tree/reward/completeness"] <= 1
+        assert -0.25 <= row["tree/reward/rule"] <= 0
+        total = row["tree/reward/completeness"] + row["tree/reward/rule"]
+        assert row["critic/score/mean"] == pytest.approx(total)
+        assert row["critic/score/min"] >= -0.25
+        assert row["budget/failed"] == 0
+    assert any(row["critic/score/max"] > row["critic/score/min"] for row in found)
+
+
+def test_votes_of_a_server_that_fails_leave_no_zero(
+    make_config: Callable[..., RunConfig], free: str, openai_server: Any, tmp_path: Path
+) -> None:
+    """Every other vote is nonsense: those leaves are failed and counted, the others are worth what was said."""
+    say = {"kind": "say", "usage": {"prompt_tokens": 5, "completion_tokens": 5}}
+    texts = ("<verdict>complete</verdict>", "no idea")
+    openai_server.faults(*[{**say, "text": texts[i % 2]} for i in range(400)])
+    given = (f"base_url={openai_server.url}", "model=tiny", "retries=0", "concurrency=8")
+    llm = ("reward.scorer_args.checker=llm", *(f"reward.scorer_args.checker_args.{option}" for option in given))
+    options = ("reward.scorer_args.votes=1", "reward.scorer_args.penalties.repeated=0", "trainer.steps=1")
+    train(make_config(SCORER, *llm, *options, free, f"out={tmp_path / 'run'}"))
+    (row,) = rows(tmp_path / "run")
+    assert row["budget/error/verdict/count"] == row["budget/failed"] > 0
+    assert row["tree/reward/completeness"] == row["critic/score/min"] == 1
