@@ -286,7 +286,8 @@ def test_the_message_of_a_failure_says_how_often_it_was_tried() -> None:
         """Pays."""
         raise ConnectionError("lost")
 
-    for effects, said in (("external", "failed with"), ("none", "failed 3 times, last with")):
+    wordings: dict[Effects, str] = {"external": "failed with", "none": "failed 3 times, last with"}
+    for effects, said in wordings.items():
         env = SearchQAEnv(tools={"pay": FunctionTool(pay, effects)}, tool_backoff_s=0)
         env.reset(seed=0)
         with pytest.raises(ToolError, match=rf"^a tool call \(pay\) {said} ConnectionError: lost"):
