@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from typing_extensions import TypedDict
 
 from turntree.envs import Action, SearchQAEnv, ToolCall, ToolFailure, ToolResult
+from turntree.envs.core import Effects
 from turntree.envs.functions import FunctionTool, tool
 from turntree.envs.schemas import example_argument, function_schema, parameters, text_parameter, violation
 from turntree.envs.tools import check_tool, execute, load_tools, repeatable, tool_spec
