@@ -23,10 +23,10 @@ from turntree.envs.datasets import load_questions
 from turntree.envs.search_qa import SearchQACore
 from turntree.envs.worlds import generate_world, lexicon, name_words
 from turntree.search_backend.bm25 import BM25Backend
-from turntree.trainers.config import RunConfig
 from turntree.trainers.rollout import GrowthPlan, Limits, Prompt, grow
 
 TEMPERATURE = 0.7
+CONTEXT = 512
 
 
 def check(condition: bool, message: str) -> None:
@@ -70,6 +70,16 @@ def check_generation(engine: VLLMEngine, model: Any, tokenizer: Any, root: Prefi
     check(stopped.finish_reason == "stop" and stopped.stop_string == stop, f"{stop!r} did not stop it: {stopped}")
     check(Dialogue(tokenizer).cut_at_stop(stopped, (stop,)) == stopped, "vLLM's stop differs from the transcript's")
     return first
+
+
+def check_many_prompts(engine: VLLMEngine, tokenizer: Any) -> None:
+    """More tokens of seeded prompts than one step takes: vLLM on CPU dies of a prompt that it prefills in parts."""
+    words = [f"river {i} of the north begins " * 12 for i in range(8)]
+    requests = [
+        Request(Prefix(encode(tokenizer, w)), SamplingParams(4, TEMPERATURE), seed=i) for i, w in enumerate(words)
+    ]
+    check(sum(len(r.prefix) for r in requests) > 2 * CONTEXT, "the prompts fit into one step; make them longer")
+    check(len(engine.generate(requests)) == len(requests), "prompts were lost")
 
 
 def check_weights(engine: VLLMEngine, model: Any, root: Prefix) -> None:
@@ -127,13 +137,15 @@ def main() -> None:
         engine = VLLMEngine(
             Path(tmp) / "model",
             tokenizer,
-            max_context_tokens=RunConfig().sampling.max_context_tokens,
+            max_context_tokens=CONTEXT,
             publish=functools.partial(save_weights, model, untie=True),
             max_concurrent_requests=8,
+            options={"max_num_batched_tokens": CONTEXT},
         )
         root = Prefix(encode(tokenizer, "Where does the river of the north begin? " * 6))
         try:
             check_generation(engine, model, tokenizer, root)
+            check_many_prompts(engine, tokenizer)
             check_weights(engine, model, root)
             check_rollout(engine, tokenizer, world)
         finally:

@@ -357,6 +357,8 @@ class VLLMEngine:
             "seed": 0,
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
+            # A prompt that is prefilled in parts has its seed's generator turned back, which kills vLLM on CPU (0.32).
+            **({"enable_chunked_prefill": False} if self._on_cpu else {}),
             **self._arguments,
         }
         if arguments["enforce_eager"] is None:

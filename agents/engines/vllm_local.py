@@ -50,7 +50,7 @@ def server_command(model: str | Path, *, port: int, arguments: Sequence[str] = (
     return [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
         *("--host", "127.0.0.1", "--port", str(port), "--logprobs-mode", "processed_logprobs"),
-        *("--generation-config", "vllm", "--enable-prompt-tokens-details", *arguments),
+        *("--generation-config", "vllm", "--enable-prompt-tokens-details", "--no-enable-chunked-prefill", *arguments),
     ]
 
 

@@ -325,6 +325,11 @@ class VLLMServerEngine:
                     "written by turntree.agents.models.save_weights(..., untie=True)"
                 )
             check_published(served, packed=True)
+            if (config.get("scheduler_config") or {}).get("enable_chunked_prefill"):
+                raise ConfigError(
+                    "the server prefills long prompts in parts, which kills it on CPU when requests have seeds: start "
+                    "it with --no-enable-chunked-prefill"
+                )
         return _instance(config)
 
     @property
