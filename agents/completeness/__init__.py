@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -121,6 +122,8 @@ class CompletenessScorer:
         penalties: Penalties | Mapping[str, Any] | None = None,
     ) -> None:
         reject_unknown([corrections], get_args(Corrections), what="value of corrections")
+        if not math.isfinite(illegal):
+            raise ConfigError(f"illegal={illegal}: expected a finite reward of an illegal format (such as -1)")
         self.penalties = Penalties.of(penalties)
         self.illegal = float(illegal)
         self._excused = (*BAD_ARGUMENTS, "unknown_tool") if corrections == "penalised" else ()

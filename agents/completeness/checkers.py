@@ -13,7 +13,10 @@ from turntree.envs.loading import reject_unknown
 from turntree.envs.metrics import Normalizer
 from turntree.errors import ConfigError
 
-__all__ = ["AnswerChecker", "Ballot", "Checker", "RuleChecker", "Spoilt", "Vote"]
+__all__ = ["NO_GOLD", "AnswerChecker", "Ballot", "Checker", "RuleChecker", "Spoilt", "Vote"]
+
+NO_GOLD = "no_gold"
+"""The kind of failure where the question's data do not say what a rule would compare with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ def _covers(step: Mapping[str, object], turns: Sequence[CallTurn], found: set[st
 
 def _no_gold(finished: Finished) -> Failed:
     name = getattr(finished.task, "id", "")
-    return Failed("no_gold", f"question {name!r} has no gold steps or supporting ids; use an LLM checker for it")
+    return Failed(NO_GOLD, f"question {name!r} has no gold steps or supporting ids; use an LLM checker for it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,7 @@ class AnswerChecker:
     def _judge(self, finished: Finished) -> Vote | Failed:
         golds = getattr(finished.task, "golden_answers", ())
         if not golds:
-            return Failed("no_gold", f"question {getattr(finished.task, 'id', '')!r} has no gold answer")
+            return Failed(NO_GOLD, f"question {getattr(finished.task, 'id', '')!r} has no gold answer")
         measure = metrics.exact_match if self.metric == "em" else metrics.f1_score
         right = measure(finished.answer, golds, normalizer=self.normalizer)
         return Vote(right >= (1.0 if self.metric == "em" else self.threshold))

@@ -13,6 +13,9 @@ from typing import Any, Literal, get_args
 from turntree.agents.completeness.calls import CallTurn, call_turns
 from turntree.agents.completeness.checkers import Ballot, Spoilt, Vote
 from turntree.agents.completeness.texts import EndpointTexts, EngineTexts, Said, Texts
+from turntree.agents.dialogue import Dialogue
+from turntree.agents.engines.chat import ChatClient
+from turntree.agents.engines.endpoint import Endpoint
 from turntree.agents.scorer import Failed, Finished
 from turntree.envs.loading import reject_unknown
 from turntree.errors import ConfigError
@@ -208,17 +211,13 @@ def llm_checker(
 
 
 def _endpoint_texts(base_url: str, model: str, max_tokens: int, temperature: float, more: dict[str, Any]) -> Texts:
-    from turntree.agents.engines.chat import ChatClient
-    from turntree.agents.engines.endpoint import Endpoint
-
     known = {f.name for f in fields(Endpoint)} - {"base_url", "model"}
     reject_unknown(more, known, what="argument of checker=llm")
     return EndpointTexts(ChatClient(Endpoint(base_url, model, **more)), max_tokens, temperature)
 
 
 def _engine_texts(model: str, max_tokens: int, temperature: float, dtype: str, device: str) -> Texts:
-    from turntree.agents.dialogue import Dialogue
-    from turntree.agents.engines import HFEngine
+    from turntree.agents.engines.hf import HFEngine  # torch: not for those who ask a server
     from turntree.agents.models import load_model
 
     weights, tokenizer = load_model(model, dtype=dtype, device=device)

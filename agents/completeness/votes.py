@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from turntree.agents.completeness.cache import VoteCache
-from turntree.agents.completeness.checkers import Ballot, Checker, Spoilt, Vote
+from turntree.agents.completeness.checkers import NO_GOLD, Ballot, Checker, Spoilt, Vote
 from turntree.agents.completeness.reward import completeness
 from turntree.agents.scorer import Failed, Finished
 from turntree.errors import ConfigError, CostLimitError, EngineError
@@ -79,6 +79,7 @@ class Poll:
         self.cache = VoteCache() if cache is None else cache
         self._dead_after = dead_after
         self._failed_in_a_row = 0
+        self._voted = False
 
     def __call__(self, finished: Sequence[Finished]) -> list[Tally]:
         """The votes on each trajectory, in order.
@@ -144,11 +145,13 @@ class Poll:
 
     def _watch(self, outcome: Vote | Failed) -> None:
         if isinstance(outcome, Vote):
-            self._failed_in_a_row = 0
+            self._failed_in_a_row, self._voted = 0, True
             return
         if outcome.kind == CostLimitError.__name__:
             raise CostLimitError(outcome.message)
         self._failed_in_a_row += 1
+        if outcome.kind == NO_GOLD and self._voted:  # other questions have gold: the data are mixed
+            return
         if self._dead_after is not None and self._failed_in_a_row >= self._dead_after:
             raise EngineError(
                 f"the checker failed {self._failed_in_a_row} votes in a row, so nothing is rewarded; the last one: "

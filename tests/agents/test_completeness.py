@@ -295,6 +295,14 @@ def test_a_dead_checker_stops_the_run_and_so_does_a_spent_budget() -> None:
         spent([ended()])
 
 
+def test_questions_without_gold_stop_a_run_only_where_there_are_no_others() -> None:
+    bare = Question("q", "?", ("x",))
+    without = [ended(searched(str(i)), task=bare) for i in range(40)]
+    with pytest.raises(EngineError, match="no_gold"):
+        CompletenessScorer()(without)
+    assert rewards(CompletenessScorer(), ended(), *without) == [0.0, *["no_gold"] * 40]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -307,6 +315,7 @@ def test_a_dead_checker_stops_the_run_and_so_does_a_spent_budget() -> None:
         ({"checker": RuleChecker(), "checker_args": {"gold": "steps"}}, "found an object"),
         ({"corrections": "fine"}, "corrections"),
         ({"cache_size": -1}, "cache_size"),
+        ({"illegal": float("nan")}, "illegal=nan"),
         ({"checker": "llm"}, "model is empty"),
         ({"checker": "llm", "checker_args": {"model": "m", "base_url": "http://h/v1", "retriess": 1}}, "retries"),
     ],
