@@ -73,9 +73,10 @@ class SearchQACore(TurnCore[SearchQAState]):
     them. ``prompt`` replaces the grammar's instructions.
 
     ``info`` of every turn holds ``action``, ``turns``, ``searches``, ``overrun``, ``other_dialect``, and where they
-    apply ``tool_calls`` (so far, by tool), ``calls`` (what this turn executed: ``tool`` and ``argument`` each),
-    ``parallel_calls`` (their number), ``invalid_reason``, ``retrieved``, ``observation_truncated``; at the end
-    ``stop_reason``, ``answer``, ``em``, ``f1``, ``format_valid``, ``format_reason``.
+    apply ``tool_calls`` (so far, by tool), ``argument`` (of the turn's call), or ``calls`` (``tool`` and ``argument``
+    of each) and ``parallel_calls`` (their number) where it made several, ``invalid_reason``, ``retrieved``,
+    ``observation_truncated``; at the end ``stop_reason``, ``answer``, ``em``, ``f1``, ``format_valid``,
+    ``format_reason``.
     """
 
     metric = "em"
@@ -181,8 +182,9 @@ class SearchQACore(TurnCore[SearchQAState]):
                 after = self._called(after, call.tool, result)
                 shown.append(cast("ToolGrammar", self.grammar).tool_result(call.tool, result.value))
         searched = any(call.tool == "search" for call in pending.calls)
-        made = [{"tool": call.tool, "argument": call.argument} for call in pending.calls]
-        return self._show(after, pending, shown, calls=made, **({"retrieved": retrieved} if searched else {}))
+        return self._show(
+            after, pending, shown, **_made(pending.calls), **({"retrieved": retrieved} if searched else {})
+        )
 
     def _called(self, state: SearchQAState, name: str, result: ToolResult) -> SearchQAState:
         """The state after a call of a tool other than the search."""
@@ -398,6 +400,13 @@ def _observation_limit(
         frame = cast("ToolGrammar", grammar).tool_result(name, "x")
         limit.require(frame.head + frame.tail + notice, what=f"an empty result of {name} with the notice")
     return limit
+
+
+def _made(calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """What a turn executed, for ``info``; of a single call the tool is the turn's action."""
+    if len(calls) == 1:
+        return {"argument": calls[0].argument}  # the text itself is shared: nothing but a reference a turn
+    return {"calls": [{"tool": call.tool, "argument": call.argument} for call in calls]}
 
 
 class SearchQAEnv(TurnEnv[SearchQAState]):

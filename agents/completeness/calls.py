@@ -34,8 +34,9 @@ class CallTurn:
 def call_turns(finished: Finished) -> tuple[CallTurn, ...]:
     """The turns that executed a call, in order.
 
-    ``info["calls"]`` (``tool``, ``argument``) says what was called. An environment that does not write it has one call
-    a turn: its ``action``, with the turn's whole text as argument; a turn that was shown nothing called nothing.
+    ``info["calls"]`` (``tool``, ``argument``) says what was called, or ``info["argument"]`` with the turn's ``action``
+    as tool. An environment that writes neither has one call a turn: its ``action``, with the turn's whole text as
+    argument; a turn that was shown nothing called nothing.
     """
     turns = (CallTurn(_calls(turn), turn.observation, _retrieved(turn)) for turn in finished.turns)
     return tuple(turn for turn in turns if turn.calls)
@@ -45,6 +46,8 @@ def _calls(turn: FinishedTurn) -> tuple[Call, ...]:
     listed = turn.info.get("calls")
     if listed is not None:
         return tuple(Call(str(call["tool"]), str(call["argument"])) for call in listed)
+    if "argument" in turn.info:
+        return (Call(turn.action, str(turn.info["argument"])),)
     called = turn.action not in _NO_CALL and bool(turn.observation.strip())
     return (Call(turn.action, turn.text),) if called else ()
 

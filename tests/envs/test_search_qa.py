@@ -37,7 +37,7 @@ def test_a_whole_episode(make_env: Callable[..., SearchQAEnv]) -> None:
             "searches": 1,
             "overrun": False,
             "other_dialect": False,
-            "calls": [{"tool": "search", "argument": "Hamlet"}],
+            "argument": "Hamlet",
             "retrieved": [{"id": "d1", "title": "Hamlet"}],
             "observation_truncated": False,
         },
