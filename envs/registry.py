@@ -47,9 +47,16 @@ def load_plugins() -> dict[str, str]:
 def _load(plugin: EntryPoint) -> None:
     register = plugin.load()
     inside = contextlib.nullcontext() if plugin.name in ("__root__", "__internal__") else namespace(plugin.name)
+    failure: Exception | None = None
     with inside:
-        if callable(register):
-            register()
+        # Gymnasium's namespace does not end by an exception: every later registration would fall into it.
+        try:
+            if callable(register):
+                register()
+        except Exception as error:
+            failure = error
+    if failure is not None:
+        raise failure
 
 
 def find_spec(name: str, *, what: str = "env.id") -> Any:

@@ -57,6 +57,15 @@ def test_a_package_that_fails_is_named_and_stops_nothing(plugin: None) -> None:
     assert "registry_plugin/Plain-v0" in gymnasium.registry
 
 
+def test_what_is_registered_after_a_package_that_failed_keeps_its_own_name(plugin: None) -> None:
+    load_plugins()
+    gymnasium.register("registry_later/Own-v0", entry_point=SearchQAEnv)
+    assert "registry_later/Own-v0" in gymnasium.registry
+    gymnasium.register("RegistryBare-v0", entry_point=SearchQAEnv)
+    assert "RegistryBare-v0" in gymnasium.registry
+    del gymnasium.registry["RegistryBare-v0"]
+
+
 def test_a_limit_of_a_wrapper_is_refused(plugin: None) -> None:
     with pytest.raises(ConfigError, match="max_episode_steps=3"):
         turn_env("registry_plugin/Limited-v0", {})
