@@ -1,0 +1,22 @@
+"""What the command line does with its arguments. Heavy imports happen inside the functions."""
+
+from turntree.commands.console import Stopped, resumable
+from turntree.commands.look import run_audit, run_check_env, run_doctor, run_explain, run_view
+from turntree.commands.make import run_model, run_world
+from turntree.commands.runs import run_evaluate, run_quickstart, run_sft, run_train
+
+__all__ = [
+    "Stopped",
+    "resumable",
+    "run_audit",
+    "run_check_env",
+    "run_doctor",
+    "run_evaluate",
+    "run_explain",
+    "run_model",
+    "run_quickstart",
+    "run_sft",
+    "run_train",
+    "run_view",
+    "run_world",
+]

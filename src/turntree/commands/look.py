@@ -1,0 +1,134 @@
+"""Commands that look at what is there: stored trees, this machine, an environment, a checker."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import webbrowser
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Literal
+
+from turntree.commands.console import argument, console, say, silent, stage_bars
+from turntree.errors import ConfigError
+from turntree.trainers.compose import compose
+
+__all__ = ["run_audit", "run_check_env", "run_doctor", "run_explain", "run_view"]
+
+
+def run_view(run: Path, *, step: int | None, index: int | None, out: Path | None, listing: bool) -> None:
+    """``turntree view``."""
+    from turntree.trainers.report.run import list_trees, write_tree
+
+    if listing:
+        for line in list_trees(run):
+            say(line)
+        return
+    path = write_tree(run, step=step, index=index, out=out)
+    say(f"tree: {path}")
+    if console.is_terminal:
+        webbrowser.open(path.resolve().as_uri())
+
+
+def run_explain(
+    tree: Path, *, credit: str | None, arguments: Sequence[str], step: int | None, index: int | None
+) -> None:
+    """``turntree explain``."""
+    from turntree.trainers.report.explain import explain_stored
+
+    say(explain_stored(tree, credit=credit, arguments=dict(map(argument, arguments)), step=step, index=index))
+
+
+def run_doctor(overrides: Sequence[str], *, as_json: bool) -> None:
+    """``turntree doctor``; ends the process with code 1 when the configured run cannot work."""
+    config = compose(overrides)
+    from turntree.trainers import doctor
+
+    checks = doctor.diagnose(config)
+    document = doctor.as_json(checks, config)
+    if as_json:
+        console.print_json(json.dumps(document))
+    else:
+        for line in doctor.lines(checks):
+            say(line)
+    if not document["ok"]:
+        raise SystemExit(1)
+
+
+def run_audit(
+    *,
+    world: Path | None,
+    trajectories: Path | None,
+    checker: str,
+    arguments: Sequence[str],
+    votes: int,
+    quorum: int | None,
+    early_stop: bool,
+    cache: str,
+    questions: int,
+    laziness: float,
+    error: float,
+    seed: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """``turntree audit-reward``."""
+    if (world is None) == (trajectories is None):
+        raise ConfigError("expected --world or --trajectories, one of the two")
+    from turntree.agents.completeness import Poll, VoteCache, load_checker
+    from turntree.trainers.audit import audit
+    from turntree.trainers.labelled import read_labelled, save_rows, world_trajectories
+
+    asked = load_checker(checker, dict(map(argument, arguments)))
+    poll = Poll(asked, votes=votes, quorum=quorum, early_stop=early_stop, seed=seed, cache=VoteCache(cache))
+    if trajectories is not None:
+        labelled = read_labelled(trajectories)
+    else:
+        labelled = world_trajectories(world or "", questions=questions, laziness=laziness, error=error, seed=seed)
+    with closing(poll), stage_bars() if not as_json else nullcontext(silent) as report:
+        found, rows = audit(labelled, poll, name=checker, on_batch=lambda done, total: report("votes", done, total, ""))
+    if out is not None:
+        save_rows(out, rows)
+    if as_json:
+        console.print_json(json.dumps(found.to_json()))
+        return
+    for line in found.lines():
+        say(line)
+
+
+def run_check_env(
+    name: str,
+    *,
+    modules: Sequence[str],
+    arguments: Sequence[str],
+    how: Literal["auto", "state", "replay", "deepcopy"] | None,
+    laws: Sequence[str],
+    seed: int,
+    turns: int,
+    as_json: bool,
+) -> None:
+    """``turntree check env``; ends the process with code 1 when a law fails."""
+    from turntree.envs.check import forker, report_fork
+    from turntree.envs.forkable import Forkable
+    from turntree.envs.registry import open_env
+
+    for module in modules:
+        _import(module)
+    env = open_env(name, dict(map(argument, arguments)), what="ID")
+    if how is not None or forker(env) is None:
+        env = Forkable(env, how or "auto")
+    report = report_fork(env, laws=laws or None, seed=seed, turns=turns)
+    if as_json:
+        console.print_json(json.dumps(report.to_json()))
+    else:
+        say(str(report))
+    if not report.ok:
+        raise SystemExit(1)
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a module of the user's may fail in any way
+        raise ConfigError(f"--import {module}: {type(error).__name__}: {error}") from error
