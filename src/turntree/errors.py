@@ -7,6 +7,7 @@ message, so that they survive pickling between processes.
 from __future__ import annotations
 
 __all__ = [
+    "CapacityError",
     "CheckpointError",
     "ConfigError",
     "CostLimitError",
@@ -14,6 +15,7 @@ __all__ = [
     "EngineError",
     "MissingExtraError",
     "RetrievalError",
+    "SearchIndexError",
     "SnapshotError",
     "TemplateError",
     "ToolError",
@@ -43,6 +45,14 @@ class ToolError(TurnTreeError):
 
 class RetrievalError(ToolError):
     """A search backend failed or answered something that is not a result."""
+
+
+class SearchIndexError(TurnTreeError):
+    """A search index or corpus store on disk is missing, incomplete, damaged, or not the one that is expected."""
+
+
+class CapacityError(TurnTreeError):
+    """Something needs more memory or disk than there is; nothing was started."""
 
 
 class EngineError(TurnTreeError):
