@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("search_backend", "envs", "agents", "trainers", "configs")
 FLOORS = {
     "errors": 0,
+    "http": 0,
     "search_backend": 0,
     "envs": 1,
     "agents": 2,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import email.utils
 import json
-import math
 import random
 import threading
 import time
@@ -16,14 +14,11 @@ import httpx2
 
 from turntree.agents.engines.endpoint import Endpoint, Meter, RateLimiter, Usage
 from turntree.errors import EngineError
+from turntree.http import BadAnswer, read_body, retry_after, retry_wait, said
 
-__all__ = ["Transport", "retry_wait"]
+__all__ = ["Transport"]
 
 T = TypeVar("T")
-
-_MAX_BYTES = 64 * 2**20
-_MAX_WAIT_S = 30.0
-"""Longest wait that is chosen here; a server may ask for more with Retry-After, up to ``timeout_s``."""
 
 
 class _Again(Exception):
@@ -32,12 +27,6 @@ class _Again(Exception):
     def __init__(self, reason: str, *, after: float | None = None) -> None:
         super().__init__(reason)
         self.after = after
-
-
-def retry_wait(attempt: int, *, backoff_s: float, after: float | None, jitter: float) -> float:
-    """Seconds before try ``attempt`` + 1: doubled each time and spread by ``jitter`` (0..1), but at least ``after``."""
-    wait_s = min(backoff_s * (1 << attempt), _MAX_WAIT_S) * (0.5 + 0.5 * jitter)
-    return wait_s if after is None else after + min(wait_s, 1.0) * jitter
 
 
 class Transport:
@@ -144,7 +133,9 @@ class Transport:
         url = f"{self.endpoint.base_url.rstrip('/')}/{path}"
         try:
             with self._client.stream("POST", url, json=body) as response:
-                content = self._content(response)
+                content = read_body(response, timeout_s=self.endpoint.timeout_s)
+        except BadAnswer as error:
+            raise _Again(str(error)) from None
         except httpx2.TimeoutException:
             raise _Again(f"no answer within timeout_s={self.endpoint.timeout_s:g}") from None
         except httpx2.TransportError as error:
@@ -159,25 +150,14 @@ class Transport:
             raise _Again(f"expected a JSON object, found {content[:80]!r}")
         return document
 
-    def _content(self, response: httpx2.Response) -> bytes:
-        """The whole body. The client's own timeout is one of silence; a server that dribbles is stopped here."""
-        deadline, content = time.monotonic() + self.endpoint.timeout_s, b""
-        for chunk in response.iter_bytes():
-            content += chunk
-            if time.monotonic() > deadline:
-                raise _Again(f"no whole answer within timeout_s={self.endpoint.timeout_s:g}")
-            if len(content) > _MAX_BYTES:
-                raise _Again(f"an answer of more than {_MAX_BYTES} bytes")
-        return content
-
     def _refuse(self, path: str, response: httpx2.Response, content: bytes) -> None:
         """Raise for a status other than 200: another try, or the end."""
-        status, said = response.status_code, _said(content)
-        reason = f"status {status}: {said}"
+        status, words = response.status_code, said(content)
+        reason = f"status {status}: {words}"
         # An account without credit answers 429 too; waiting does not fill it.
-        hopeless = "insufficient_quota" in said
+        hopeless = "insufficient_quota" in words
         if (status in (408, 409, 425, 429) or status >= 500) and not hopeless:
-            raise _Again(reason, after=_retry_after(response.headers.get("retry-after")))
+            raise _Again(reason, after=retry_after(response.headers.get("retry-after")))
         if 300 <= status < 400:
             reason = f"status {status}: it redirects, and redirects are not followed; set engine.base_url to the target"
         raise EngineError(self._hide(f"{self._where(path)} refused the request, {reason}"))
@@ -195,32 +175,6 @@ def _read(read: Callable[[Mapping[str, Any], Usage], T], document: Mapping[str, 
         return read(document, usage)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise _Again(f"expected a completion, found {str(dict(document))[:200]} ({error!r})") from None
-
-
-def _said(content: bytes) -> str:
-    """The server's own words, short."""
-    text = content[:2000].decode("utf-8", "replace").strip()
-    try:
-        document = json.loads(content)
-        error = document.get("error", document)
-        text = " ".join(str(error[k]) for k in ("code", "message") if error.get(k)) or text
-    except (ValueError, AttributeError, TypeError):
-        pass  # plain text, or JSON of another shape: shown as it is
-    return text[:500] or "(empty answer)"
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for: a number, or an HTTP date; None where it says nothing usable."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError):
-            return None
-    return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
 def _usage(document: Mapping[str, Any]) -> Usage | None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from turntree.agents.engines.chat import restore_stop
 from turntree.agents.engines.endpoint import Endpoint, Meter, RateLimiter, Usage
-from turntree.agents.engines.transport import retry_wait
 from turntree.errors import ConfigError, CostLimitError
+from turntree.http import retry_wait
 
 URL = "http://127.0.0.1:9/v1"
 
