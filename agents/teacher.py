@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
+from turntree.agents.scorer import Finished, FinishedTurn
 from turntree.envs.core import Action, Pending, Step, ToolFailure, ToolResult
 from turntree.envs.search_qa import SearchQACore, SearchQAState
 from turntree.envs.task import Question
@@ -15,7 +16,7 @@ from turntree.envs.worlds.stream import Stream
 from turntree.errors import ConfigError, DataError, RetrievalError
 from turntree.search_backend.passage import Passage
 
-__all__ = ["Demonstration", "DemonstrationTurn", "Teacher", "TurnWriter", "trajectories"]
+__all__ = ["Demonstration", "DemonstrationTurn", "Teacher", "TurnWriter", "play", "trajectories"]
 
 # What a slip may take for an answer: two or more capitalised words in a row.
 _NAME = re.compile(r"\b[A-Z]\w*(?: [A-Z]\w*)+")
@@ -75,9 +76,14 @@ class Demonstration:
 def trajectories(
     core: SearchQACore, questions: Sequence[Question], *, teacher: Teacher, seed: int
 ) -> list[Demonstration]:
+    """What :func:`play` gives, as plain data."""
+    return [_demonstration(finished) for finished in play(core, questions, teacher=teacher, seed=seed)]
+
+
+def play(core: SearchQACore, questions: Sequence[Question], *, teacher: Teacher, seed: int) -> list[Finished]:
     """Play every question, searches batched over all of them; the result keeps the order of ``questions``.
 
-    A demonstration depends on ``seed``, the question's id and the environment only. The metadata of each question needs
+    An episode depends on ``seed``, the question's id and the environment only. The metadata of each question needs
     ``steps`` (``query``, ``supporting_id``, ``answer``; generated worlds have them). Raises :class:`DataError` where
     there are none, :class:`RetrievalError` where a search fails for good, and :class:`ConfigError` when the grammar
     cannot read the teacher's turns.
@@ -90,7 +96,13 @@ def trajectories(
         for episode, out in outcomes:
             if isinstance(out, Step):
                 episode.advance(out, ())
-    return [episode.demonstration() for episode in episodes]
+    return [episode.finished() for episode in episodes]
+
+
+def _demonstration(finished: Finished) -> Demonstration:
+    turns = tuple(DemonstrationTurn(turn.text, turn.observation) for turn in finished.turns)
+    em = float(finished.info["em"])
+    return Demonstration(finished.task.id, finished.prompt, turns, finished.reward, em)
 
 
 def _search(core: SearchQACore, pending: Sequence[tuple[_Episode, Pending[SearchQAState]]]) -> None:
@@ -122,7 +134,7 @@ class _Episode:
     teacher: Teacher
     seed: int
     beliefs: dict[str, str] = field(default_factory=dict)
-    turns: list[DemonstrationTurn] = field(default_factory=list)
+    turns: list[FinishedTurn] = field(default_factory=list)
     searched: int = 0
     answering: bool = False
     text: str = ""
@@ -155,7 +167,8 @@ class _Episode:
 
     def advance(self, step: Step[SearchQAState], found: Sequence[Passage]) -> None:
         """Take in what the environment answered."""
-        self.turns.append(DemonstrationTurn(self.text, step.observation))
+        action = str(step.info.get("action", ""))
+        self.turns.append(FinishedTurn(self.text, action, step.observation, step.info))
         self.state, self.last = step.state, step
         if not self.answering and self.lookup is not None:
             gold = self.steps[self.searched]["answer"]
@@ -163,12 +176,15 @@ class _Episode:
             self.finding = f"{self.lookup.relation} {self.beliefs[gold]}".lstrip()
             self.searched += 1
 
-    def demonstration(self) -> Demonstration:
-        """The finished episode as data."""
-        if self.last is None or not self.last.done:
+    def finished(self) -> Finished:
+        """The episode, once it is over."""
+        last = self.last
+        if last is None or not last.done:
             raise DataError(f"question {self.question.id!r}: expected a finished episode, found one still being played")
-        em = float(self.last.info["em"])
-        return Demonstration(self.question.id, self.prompt, tuple(self.turns), self.last.reward, em)
+        status: Literal["answered", "truncated"] = "answered" if last.terminated else "truncated"
+        answer = last.info.get("answer")
+        turns = tuple(self.turns)
+        return Finished(self.question, self.prompt, turns, status, answer, last.reward, last.state, last.info)
 
     def _stops_searching(self) -> bool:
         if self.searched >= min(len(self.steps), self.core.limits.searches):

@@ -13,10 +13,12 @@ from typing import Any
 
 from turntree.errors import ConfigError
 from turntree.trainers.algorithm_config import AlgorithmConfig, built_in
+from turntree.trainers.coldstart_config import ColdStartConfig
 from turntree.trainers.options import at_least, finite, one_of, opt
 
 __all__ = [
     "AlgorithmConfig",
+    "ColdStartConfig",
     "EngineConfig",
     "EnvConfig",
     "ModelConfig",
@@ -239,6 +241,10 @@ class TrainerConfig:
 class SftConfig:
     """Cold start: supervised training on a teacher's turns."""
 
+    data: str = opt(
+        "", "kept.jsonl of turntree coldstart, or its folder ('' : trajectories of coldstart.* are played)."
+    )
+    unfit: str = opt("error", "a trajectory that the student cannot learn from: error, or drop (and count) it.")
     steps: int = opt(400, "optimiser steps.")
     demonstrations: int = opt(1000, "questions that the teacher plays.")
     batch_size: int = opt(32, "trajectories of a step.")
@@ -253,6 +259,7 @@ class SftConfig:
 
     def __post_init__(self) -> None:
         finite("sft", self)
+        one_of("sft.unfit", self.unfit, ("error", "drop"))
         for name in ("steps", "demonstrations", "batch_size", "save_every"):
             at_least(f"sft.{name}", getattr(self, name), 1)
         for name in ("learning_rate", "warmup_steps", "weight_decay", "max_seconds"):
@@ -280,6 +287,7 @@ class RunConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    coldstart: ColdStartConfig = field(default_factory=ColdStartConfig)
     sft: SftConfig = field(default_factory=SftConfig)
 
     def __post_init__(self) -> None:
