@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -17,6 +18,7 @@ from turntree.errors import ConfigError
 
 __all__ = [
     "AnswerScorer",
+    "Answers",
     "Failed",
     "Finished",
     "FinishedTurn",
@@ -24,7 +26,9 @@ __all__ = [
     "Judged",
     "Scored",
     "Scorer",
+    "close_all",
     "env_reward",
+    "needs_answer",
     "score",
 ]
 
@@ -74,7 +78,14 @@ class Judged:
 
 
 Scorer: TypeAlias = Callable[[Sequence[Finished]], Sequence[float | Judged | Failed]]
-"""Rewards of finished trajectories, one each, in order; ``Failed`` where judging was impossible (never a reward)."""
+"""Rewards of finished trajectories, one each, in order; ``Failed`` where judging was impossible (never a reward).
+
+A scorer with an attribute ``needs_answer`` that is false never looks at the answer: none is then written for it.
+A scorer or finisher with a method ``close`` is closed at the end of the run.
+"""
+
+Answers: TypeAlias = Literal["if_needed", "always"]
+"""When a finisher writes the answers: where the scorer needs them (training), or in any case (evaluation)."""
 
 Finisher: TypeAlias = Callable[[Sequence[Finished]], Sequence[Finished | Failed]]
 """The same trajectories with their ``answer`` written, one each, in order."""
@@ -113,14 +124,33 @@ class AnswerScorer:
         ]
 
 
-def score(finished: Sequence[Finished], *, scorer: Scorer | None, finisher: Finisher | None = None) -> list[Scored]:
+def needs_answer(scorer: Scorer | None) -> bool:
+    """Whether ``scorer`` looks at answers, as every one does that does not say otherwise."""
+    return bool(getattr(scorer, "needs_answer", True))
+
+
+def close_all(*parts: Any) -> None:
+    """Close scorers and finishers that can be closed, each once, also where closing another one failed."""
+    with ExitStack() as stack:
+        for part in {id(part): part for part in parts if hasattr(part, "close")}.values():
+            stack.callback(part.close)
+
+
+def score(
+    finished: Sequence[Finished],
+    *,
+    scorer: Scorer | None,
+    finisher: Finisher | None = None,
+    answers: Answers = "if_needed",
+) -> list[Scored]:
     """Finish and judge a batch, one outcome each, in order.
 
-    A reward that is not finite becomes ``Failed("non_finite_reward")``. Raises ``ConfigError`` when a callable
+    The finisher is left out where the scorer needs no answer, unless ``answers`` is ``always``. A reward that is not
+    finite becomes ``Failed("non_finite_reward")``. Raises ``ConfigError`` when a callable
     returns another number of outcomes than it was given, or when a task defers its reward and there is no scorer.
     """
     written: Sequence[Finished | Failed] = finished
-    if finisher is not None and finished:
+    if finisher is not None and finished and (answers == "always" or needs_answer(scorer)):
         written = _one_each("finisher", finisher(finished), len(finished))
     live = [w for w in written if isinstance(w, Finished)]
     if scorer is None:

@@ -18,12 +18,14 @@ from turntree.envs.grammar import (
     Grammar,
     Observation,
     ParsedTurn,
+    PlannerGrammar,
     TagGrammar,
     Think,
     ToolGrammar,
     TurnRecord,
     reading_tools,
 )
+from turntree.envs.grammar.planner import FINISH
 from turntree.envs.limits import Limits, OnLength
 from turntree.envs.loading import reject_unknown, resolve
 from turntree.envs.metrics import Normalizer
@@ -72,6 +74,10 @@ class SearchQACore(TurnCore[SearchQAState]):
     ``tools`` are further tools by the name of their tag, which the grammar is taught; ``max_searches`` does not bound
     them. ``prompt`` replaces the grammar's instructions.
 
+    Under a :class:`PlannerGrammar` no turn answers: the episode ends where the planner stops (``stop_reason`` is
+    ``finish``) or at a limit, its reward is deferred (0 and ``info["reward_pending"]``, no ``em`` and ``f1``), and
+    :meth:`judge` says what it is worth with the answer that somebody else wrote.
+
     ``info`` of every turn holds ``action``, ``turns``, ``searches``, ``overrun``, ``other_dialect``, and where they
     apply ``tool_calls`` (so far, by tool), ``argument`` (of the turn's call), or ``calls`` (``tool`` and ``argument``
     of each) and ``parallel_calls`` (their number) where it made several, ``invalid_reason``, ``retrieved``,
@@ -101,6 +107,7 @@ class SearchQACore(TurnCore[SearchQAState]):
         reject_unknown([normalizer], get_args(Normalizer), what="normalizer")
         self.normalizer: Normalizer = normalizer
         self.tools: Mapping[str, Tool] = {"search": SearchTool(search, k=self.limits.top_k), **own}
+        self.deferred = isinstance(self.grammar, PlannerGrammar)
         self._limit = _observation_limit(self.limits.max_observation_tokens, tokenizer, self.grammar, tuple(own))
         self._fingerprint = self._hash(search)
 
@@ -144,6 +151,8 @@ class SearchQACore(TurnCore[SearchQAState]):
         record = TurnRecord(text, action)
         if action.kind == "answer":
             return self._end(state, "answer", record=record, parsed=parsed, answer=action.argument)
+        if action.kind == FINISH and self.deferred:
+            return self._end(state, FINISH, record=record, parsed=parsed)
         if state.turns + 1 >= self.limits.max_turns:
             return self._end(state, "turns", record=record, parsed=parsed)
         if reason := self._refusal(state, parsed):
@@ -210,6 +219,11 @@ class SearchQACore(TurnCore[SearchQAState]):
             more["parallel_calls"] = len(parts)
         info = self._info(after, self.grammar.parse(pending.text)) | more | {"observation_truncated": cut}
         return Step(after, observation, info=FrozenDict(info))
+
+    def judge(self, state: SearchQAState, answer: str | None) -> tuple[float, dict[str, float]]:
+        """The reward of an ended episode with an answer that was written afterwards, and its ``em`` and ``f1``."""
+        outcome = self._outcome(state, answer)
+        return evaluate_reward(self.reward, outcome), {"em": outcome.em, "f1": outcome.f1}
 
     def truncate(self, state: SearchQAState, reason: str) -> Step[SearchQAState]:
         """End the episode from outside; scored like any truncation. The step has no turn of its own."""
@@ -309,24 +323,24 @@ class SearchQACore(TurnCore[SearchQAState]):
         parsed: ParsedTurn | None = None,
         answer: str | None = None,
     ) -> Step[SearchQAState]:
-        """The last step of an episode: terminated with an answer, truncated without one."""
+        """The last step of an episode: terminated with an answer or a planner's stop, truncated otherwise."""
         history = state.history if record is None else state.history.append(record)
         after = replace(state, history=history, stop_reason=reason)
         outcome = self._outcome(after, answer)
         info = self._info(after, parsed) | {
             "stop_reason": reason,
             "answer": answer,
-            "em": outcome.em,
-            "f1": outcome.f1,
             "format_valid": outcome.format_valid,
             "format_reason": outcome.format_reason,
         }
+        info |= {"reward_pending": True} if self.deferred else {"em": outcome.em, "f1": outcome.f1}
+        complete = answer is not None or reason == FINISH
         return Step(
             after,
             "",
-            reward=evaluate_reward(self.reward, outcome),
-            terminated=answer is not None,
-            truncated=answer is None,
+            reward=0.0 if self.deferred else evaluate_reward(self.reward, outcome),
+            terminated=complete,
+            truncated=not complete,
             info=FrozenDict(info),
         )
 

@@ -18,9 +18,9 @@ from turntree.agents.completeness.reward import (
     total_reward,
     violations,
 )
-from turntree.agents.completeness.texts import EndpointTexts, EngineTexts, Said, Texts
 from turntree.agents.completeness.votes import Poll, Tally
 from turntree.agents.scorer import Failed, Finished, Judged
+from turntree.agents.texts import EndpointTexts, EngineTexts, Said, Texts
 from turntree.envs.loading import check_arguments, construct, reject_unknown, resolve
 from turntree.errors import ConfigError
 
@@ -102,6 +102,10 @@ class CompletenessScorer:
         corrections: what a turn is that could not be executed because of its argument or tool: ``illegal``, as the
             environment says, or ``penalised`` by the rules only.
         penalties: see :class:`Penalties`; a mapping such as ``{repeated: 0.1, floor: -0.3}``.
+        judge_illegal: ask the checker about illegal formats too. The part ``completeness`` is then there for all; the
+            reward is ``illegal`` all the same.
+
+    ``needs_answer`` says whether the checker looks at the answer: where it does not, a rollout writes none.
 
     Raises ``ConfigError`` for options that do not fit.
     """
@@ -120,12 +124,14 @@ class CompletenessScorer:
         illegal: float = -1.0,
         corrections: Corrections = "illegal",
         penalties: Penalties | Mapping[str, Any] | None = None,
+        judge_illegal: bool = False,
     ) -> None:
         reject_unknown([corrections], get_args(Corrections), what="value of corrections")
         if not math.isfinite(illegal):
             raise ConfigError(f"illegal={illegal}: expected a finite reward of an illegal format (such as -1)")
         self.penalties = Penalties.of(penalties)
         self.illegal = float(illegal)
+        self.judge_illegal = judge_illegal
         self._excused = (*BAD_ARGUMENTS, "unknown_tool") if corrections == "penalised" else ()
         self.poll = Poll(
             load_checker(checker, checker_args),
@@ -136,21 +142,32 @@ class CompletenessScorer:
             cache=VoteCache(cache, size=cache_size),
         )
 
+    @property
+    def needs_answer(self) -> bool:
+        """Whether a verdict depends on the answer; of a checker that does not say, it may."""
+        return bool(getattr(self.poll.checker, "needs_answer", True))
+
     def __call__(self, finished: Sequence[Finished]) -> list[float | Judged | Failed]:
         """One outcome a trajectory, in order. Parts: ``completeness``, ``rule`` and each rule's own.
 
         Raises ``CostLimitError`` when the checker's budget is spent, ``EngineError`` when it is dead.
         """
         legal = [is_legal(f, excused=self._excused) for f in finished]
-        tallies = iter(self.poll([f for f, ok in zip(finished, legal) if ok]))
-        return [self._judge(f, next(tallies)) if ok else Judged(self.illegal) for f, ok in zip(finished, legal)]
+        asked = [ok or self.judge_illegal for ok in legal]
+        tallies = iter(self.poll([f for f, ask in zip(finished, asked) if ask]))
+        return [
+            self._judge(f, next(tallies), legal=ok) if ask else Judged(self.illegal)
+            for f, ok, ask in zip(finished, legal, asked)
+        ]
 
     def close(self) -> None:
         """Let go of the cache's file and of what the checker holds: connections, a model."""
         self.poll.close()
 
-    def _judge(self, finished: Finished, tally: Tally) -> Judged | Failed:
+    def _judge(self, finished: Finished, tally: Tally, *, legal: bool) -> Judged | Failed:
         r_comp = self.poll.result(tally)
+        if not legal:  # the reward is known without a verdict
+            return Judged(self.illegal, {} if isinstance(r_comp, Failed) else {"completeness": r_comp})
         if isinstance(r_comp, Failed):
             return r_comp
         parts = self.penalties.parts(violations(finished, max_argument=self.penalties.max_argument))

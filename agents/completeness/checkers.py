@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 from turntree.agents.completeness.calls import CallTurn, call_turns, gold_steps
 from turntree.agents.scorer import Failed, Finished
@@ -49,7 +49,8 @@ class Checker(Protocol):
     """Judges trajectories.
 
     ``fingerprint`` changes with everything of the checker that changes a verdict. ``constant``: every vote on a
-    trajectory is the same, so one is asked for, whatever N is.
+    trajectory is the same, so one is asked for, whatever N is. A checker that never looks at the answer may say so with
+    an attribute ``needs_answer = False``: none is then written for it.
     """
 
     @property
@@ -81,6 +82,7 @@ class RuleChecker:
 
     gold: Gold = "auto"
     constant: bool = True
+    needs_answer: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         reject_unknown([self.gold], get_args(Gold), what="gold of the rule checker")

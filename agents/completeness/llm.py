@@ -6,26 +6,27 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, get_args
 
-from turntree.agents.completeness.calls import CallTurn, call_turns
+from turntree.agents.completeness.calls import call_turns
 from turntree.agents.completeness.checkers import Ballot, Spoilt, Vote
-from turntree.agents.completeness.texts import EndpointTexts, EngineTexts, Said, Texts
-from turntree.agents.dialogue import Dialogue
-from turntree.agents.engines.chat import ChatClient
-from turntree.agents.engines.endpoint import Endpoint
+from turntree.agents.evidence import (
+    PROMPTS,
+    Language,
+    fill,
+    question_of,
+    read_template,
+    show_calls,
+    with_places,
+)
 from turntree.agents.scorer import Failed, Finished
+from turntree.agents.texts import LocalEngine, Said, Texts, open_texts
 from turntree.envs.loading import reject_unknown
-from turntree.errors import ConfigError
 
-__all__ = ["Language", "LLMChecker", "llm_checker", "read_prompt", "read_verdict", "show_calls"]
+__all__ = ["LLMChecker", "llm_checker", "read_prompt", "read_verdict"]
 
-Language = Literal["en", "zh"]
-
-PROMPTS = Path(__file__).resolve().parent.parent / "prompts"
-_PLACES = ("{question}", "{calls}")
 _TAGGED = re.compile(r"<verdict>\s*([^<>]*?)\s*</verdict>", re.IGNORECASE)
 _TAG = re.compile(r"<\s*/?\s*verdict\s*>", re.IGNORECASE)
 _THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
@@ -33,37 +34,12 @@ _FENCED = re.compile(r"\A```(?:json)?\s*\n(.*?)\n```\Z", re.DOTALL)
 _WORDS = {"complete": True, "incomplete": False, "完整": True, "不完整": False}
 
 
-@dataclass(frozen=True, slots=True)
-class _Labels:
-    call: str
-    result: str
-    nothing: str
-    cut: str
-
-
-_LABELS: dict[Language, _Labels] = {
-    "en": _Labels("Call {}: {}", "Result:", "No tool was called.", " [cut here]"),
-    "zh": _Labels("调用 {}：{}", "结果：", "没有调用任何工具。", "［此处截断］"),
-}
-
-
 def read_prompt(path: str | Path) -> str:
     """A checker's prompt: a UTF-8 file with ``{question}`` and ``{calls}`` in it, each once; other braces are text.
 
     Raises ``ConfigError`` that names the file.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig").strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the checker's prompt {path}: {error}; expected a text file in UTF-8") from error
-    return _with_places(text, what=str(path))
-
-
-def _with_places(text: str, *, what: str) -> str:
-    for place in _PLACES:
-        if text.count(place) != 1:
-            raise ConfigError(f"{what}: expected {place} in the prompt once, found it {text.count(place)} times")
-    return text
+    return read_template(path, what="the checker's prompt")
 
 
 def read_verdict(text: str) -> bool | None:
@@ -93,28 +69,6 @@ def _from_json(body: str) -> bool | None:
     return said[0] if len(said) == 1 and isinstance(said[0], bool) else None
 
 
-def show_calls(turns: Sequence[CallTurn], *, language: Language = "en", max_result_chars: int | None = 4000) -> str:
-    """The calls with their results as a checker reads them.
-
-    Each line of a call or result starts with ``| ``, so that none can pass for a line of ours; verdict tags inside are
-    taken out. A result longer than ``max_result_chars`` is cut, which is said in its place.
-    """
-    labels, parts, number = _LABELS[language], list[str](), 0
-    for turn in turns:
-        for call in turn.calls:
-            number += 1
-            parts += [labels.call.format(number, _quoted(call.tool)[2:]), _quoted(call.argument)]
-        cut = max_result_chars is not None and len(turn.result.strip()) > max_result_chars
-        shown = turn.result.strip()[:max_result_chars] + (labels.cut if cut else "")
-        parts += [labels.result, _quoted(shown)]
-    return "\n".join(parts) or labels.nothing
-
-
-def _quoted(text: str) -> str:
-    clean = _TAG.sub("[verdict]", text)
-    return "\n".join(f"| {line}".rstrip() for line in clean.splitlines() or [""])
-
-
 @dataclass(frozen=True, slots=True)
 class LLMChecker:
     """Asks a model, one sample a vote.
@@ -128,11 +82,12 @@ class LLMChecker:
     prompt: str = ""
     max_result_chars: int | None = 4000
     constant: bool = False
+    needs_answer: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         reject_unknown([self.language], get_args(Language), what="language of the checker")
         packaged = PROMPTS / f"completeness_{self.language}.txt"
-        text = _with_places(self.prompt, what="prompt of the checker") if self.prompt else read_prompt(packaged)
+        text = with_places(self.prompt, what="prompt of the checker") if self.prompt else read_prompt(packaged)
         object.__setattr__(self, "prompt", text)
 
     @property
@@ -151,9 +106,7 @@ class LLMChecker:
     def ask_about(self, finished: Finished) -> str:
         """The prompt for one trajectory."""
         calls = show_calls(call_turns(finished), language=self.language, max_result_chars=self.max_result_chars)
-        question = _quoted(str(getattr(finished.task, "question", finished.prompt)).strip())
-        before, _, after = self.prompt.partition("{calls}")  # a question may hold the other placeholder
-        return before.replace("{question}", question) + calls + after.replace("{question}", question)
+        return fill(self.prompt, question=question_of(finished), calls=calls)
 
     def vote(self, ballots: Sequence[Ballot]) -> list[Vote | Failed]:
         """A sample each; a reply without a clear verdict is ``Failed("verdict")``."""
@@ -181,26 +134,30 @@ def llm_checker(
     temperature: float = 0.7,
     max_tokens: int = 512,
     max_result_chars: int | None = 4000,
+    engine: LocalEngine = "hf",
     dtype: str = "float32",
     device: str = "cpu",
-    **endpoint: Any,
+    **more: Any,
 ) -> LLMChecker:
     """A checker from a configuration.
 
-    With ``base_url``, ``model`` is a name at that endpoint and ``endpoint`` holds further fields of
+    With ``base_url``, ``model`` is a name at that endpoint and ``more`` holds further fields of
     :class:`~turntree.agents.engines.endpoint.Endpoint` (``api_key_env``, ``concurrency``, ``timeout_s``, ``retries``,
-    ``max_cost``, ``sampling``, ...). Without one, ``model`` is a model folder, loaded into this process on ``device``.
+    ``max_cost``, ``sampling``, ...). Without one, ``model`` is a model folder, loaded into this process by ``engine``
+    ``hf`` on ``device``, or by ``vllm``.
     ``prompt``: path of the prompt's file. At temperature 0 all votes are one. Raises ``ConfigError``.
     """
-    if not model:
-        raise ConfigError("checker=llm: model is empty; give base_url and a model's name there, or a model folder")
-    if not temperature >= 0:
-        raise ConfigError(f"checker=llm: temperature={temperature}; expected at least 0")
-    if base_url:
-        texts = _endpoint_texts(base_url, model, max_tokens, temperature, endpoint)
-    else:
-        reject_unknown(endpoint, (), what="argument of checker=llm without base_url")
-        texts = _engine_texts(model, max_tokens, temperature, dtype, device)
+    texts = open_texts(
+        model=model,
+        base_url=base_url,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        dtype=dtype,
+        device=device,
+        what="checker=llm",
+        engine=engine,
+        **more,
+    )
     return LLMChecker(
         texts,
         language=language,
@@ -208,18 +165,3 @@ def llm_checker(
         max_result_chars=max_result_chars,
         constant=temperature == 0,
     )
-
-
-def _endpoint_texts(base_url: str, model: str, max_tokens: int, temperature: float, more: dict[str, Any]) -> Texts:
-    known = {f.name for f in fields(Endpoint)} - {"base_url", "model"}
-    reject_unknown(more, known, what="argument of checker=llm")
-    return EndpointTexts(ChatClient(Endpoint(base_url, model, **more)), max_tokens, temperature)
-
-
-def _engine_texts(model: str, max_tokens: int, temperature: float, dtype: str, device: str) -> Texts:
-    from turntree.agents.engines.hf import HFEngine  # torch: not for those who ask a server
-    from turntree.agents.models import load_model
-
-    weights, tokenizer = load_model(model, dtype=dtype, device=device)
-    style: Literal["chat", "inline"] = "chat" if tokenizer.chat_template else "inline"
-    return EngineTexts(HFEngine(weights, tokenizer), Dialogue(tokenizer, style=style), model, max_tokens, temperature)

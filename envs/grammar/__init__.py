@@ -6,6 +6,8 @@
 | ``atpo`` | :class:`AtpoGrammar` | ``<search>q</search>``, ``<answer> \\boxed{a} </answer>`` | ``<result>`` |
 | ``hermes`` | :class:`HermesGrammar` | ``<tool_call>`` with JSON; a turn without a call answers | ``<tool_response>`` |
 
+:class:`PlannerGrammar` gives any of them the ending of a planner, which calls tools and never answers.
+
 The tables of ``turntree.envs.grammar.atpo`` and ``turntree.envs.grammar.hermes`` say how their turns are read. This one
 is that of :class:`TagGrammar`, the convention of Search-R1 and Tree-GRPO. Tags are exact: lower case, no spaces, no
 attributes. With tools their tags are calls as ``<search>`` is one (``<lookup>...</lookup>``), and the reason codes are
@@ -45,6 +47,7 @@ from turntree.envs.grammar.base import (
     reading_tools,
 )
 from turntree.envs.grammar.hermes import HermesGrammar
+from turntree.envs.grammar.planner import PlannerGrammar
 from turntree.envs.grammar.tag import TagGrammar
 from turntree.envs.tags import is_other_dialect
 
@@ -57,6 +60,7 @@ __all__ = [
     "HermesGrammar",
     "Observation",
     "ParsedTurn",
+    "PlannerGrammar",
     "TagGrammar",
     "Think",
     "ToolGrammar",

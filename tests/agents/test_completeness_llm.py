@@ -20,7 +20,7 @@ from turntree.agents.completeness import (
     read_prompt,
     read_verdict,
 )
-from turntree.agents.completeness.llm import show_calls
+from turntree.agents.evidence import show_calls
 from turntree.agents.dialogue import Dialogue
 from turntree.agents.engines import Request, ScriptedEngine
 from turntree.agents.scorer import Failed, Finished, FinishedTurn, Judged

@@ -1,18 +1,22 @@
-"""One-shot answers to prompts, from an endpoint or an engine of this process: what a checker asks with."""
+"""One-shot answers to prompts, from an endpoint or an engine of this process: for checkers and summarisers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Protocol
 
 from turntree.agents.dialogue import Dialogue
 from turntree.agents.engines.chat import ChatClient, Reply
+from turntree.agents.engines.endpoint import Endpoint
 from turntree.agents.engines.protocol import Engine, Generation, Prefix, Request, SamplingParams
 from turntree.agents.scorer import Failed
-from turntree.errors import EngineError, TurnTreeError
+from turntree.envs.loading import construct, reject_unknown
+from turntree.errors import ConfigError, EngineError, TurnTreeError
 
-__all__ = ["EndpointTexts", "EngineTexts", "Said", "Texts"]
+__all__ = ["EndpointTexts", "EngineTexts", "LocalEngine", "Said", "Texts", "open_texts"]
+
+LocalEngine = Literal["hf", "vllm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +81,17 @@ def _failed(error: TurnTreeError) -> Failed:
 
 @dataclass(frozen=True, slots=True)
 class EngineTexts:
-    """Any engine of this process, with the dialogue that writes its prompts. ``name`` says which model it is."""
+    """Any engine of this process, with the dialogue that writes its prompts. ``name`` says which model it is.
+
+    ``own``: the engine is this object's and is closed with it.
+    """
 
     engine: Engine
     dialogue: Dialogue
     name: str
     max_tokens: int = 512
     temperature: float = 0.7
+    own: bool = False
 
     @property
     def fingerprint(self) -> str:
@@ -92,13 +100,16 @@ class EngineTexts:
     def ask(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Said | Failed]:
         params = SamplingParams(self.max_tokens, self.temperature)
         requests = [
-            Request(Prefix(self.dialogue.prompt_ids(prompt)), params, seed=seed, key=("checker", i))
+            Request(Prefix(self.dialogue.prompt_ids(prompt)), params, seed=seed, key=("text", i))
             for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
         ]
         return self._answers(requests)
 
     def close(self) -> None:
-        """Nothing: the engine belongs to whoever made it."""
+        """Close the engine, where it is ours and can be closed; another belongs to whoever made it."""
+        close = getattr(self.engine, "close", None)
+        if self.own and close is not None:
+            close()
 
     def _answers(self, requests: Sequence[Request]) -> list[Said | Failed]:
         """A batch that fails is asked again one by one, to find out which of its requests do."""
@@ -114,3 +125,58 @@ class EngineTexts:
             return Failed("abort", "the engine aborted the answer")
         turn = self.dialogue.read_turn(generation)
         return Said(turn.text, generation.finish_reason == "length", len(request.prefix), len(generation.ids))
+
+
+def open_texts(
+    *,
+    model: str,
+    base_url: str = "",
+    engine: LocalEngine = "hf",
+    max_tokens: int = 512,
+    temperature: float = 0.7,
+    dtype: str = "float32",
+    device: str = "cpu",
+    what: str = "texts",
+    **more: Any,
+) -> Texts:
+    """A model from a configuration, to be closed after use.
+
+    With ``base_url``, ``model`` is a name at that endpoint and ``more`` holds further fields of
+    :class:`~turntree.agents.engines.endpoint.Endpoint`. Without one, ``model`` is a model folder, loaded into this
+    process by the ``engine`` ``hf`` (on ``device``) or ``vllm`` (``more`` are then arguments of ``VLLMEngine``).
+    ``what`` is how messages name who asks. Raises ``ConfigError``.
+    """
+    if not model:
+        raise ConfigError(f"{what}: model is empty; give base_url and a model's name there, or a model folder")
+    if not temperature >= 0:
+        raise ConfigError(f"{what}: temperature={temperature}; expected at least 0")
+    if base_url:
+        known = {f.name for f in fields(Endpoint)} - {"base_url", "model"}
+        reject_unknown(more, known, what=f"argument of {what}")
+        return EndpointTexts(ChatClient(Endpoint(base_url, model, **more)), max_tokens, temperature)
+    reject_unknown([engine], ("hf", "vllm"), what=f"engine of {what}")
+    if engine == "vllm":
+        return _vllm_texts(model, max_tokens, temperature, dtype, more)
+    reject_unknown(more, (), what=f"argument of {what} without base_url")
+    return _hf_texts(model, max_tokens, temperature, dtype, device)
+
+
+def _hf_texts(model: str, max_tokens: int, temperature: float, dtype: str, device: str) -> Texts:
+    from turntree.agents.engines.hf import HFEngine  # torch: not for those who ask a server
+    from turntree.agents.models import load_model
+
+    weights, tokenizer = load_model(model, dtype=dtype, device=device)
+    return EngineTexts(HFEngine(weights, tokenizer), _dialogue(tokenizer), model, max_tokens, temperature, own=True)
+
+
+def _vllm_texts(model: str, max_tokens: int, temperature: float, dtype: str, more: Mapping[str, Any]) -> Texts:
+    from turntree.agents.engines.vllm import VLLMEngine
+    from turntree.agents.models import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    engine = construct(VLLMEngine, {"model": model, "tokenizer": tokenizer, "dtype": dtype, **more}, what="engine=vllm")
+    return EngineTexts(engine, _dialogue(tokenizer), model, max_tokens, temperature, own=True)
+
+
+def _dialogue(tokenizer: Any) -> Dialogue:
+    return Dialogue(tokenizer, style="chat" if tokenizer.chat_template else "inline")
