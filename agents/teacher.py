@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from turntree.agents.scorer import Finished, FinishedTurn
 from turntree.envs.core import Action, Pending, Step, ToolFailure, ToolResult
+from turntree.envs.grammar.planner import DONE
+from turntree.envs.metrics import exact_match
 from turntree.envs.search_qa import SearchQACore, SearchQAState
 from turntree.envs.task import Question
 from turntree.envs.tools import execute
@@ -38,7 +40,8 @@ class Teacher:
     ``laziness``: before each search after the first, to skip all searches that remain and answer with what was found
     last (yes/no and comparison questions: with a guess). ``error``: in each step, to go wrong: to look up another
     relation of the question, or to take another name from the passage; later steps build on it. With both at 0
-    the teacher answers correctly wherever the search finds the gold passages and the limits leave room.
+    the teacher answers correctly wherever the search finds the gold passages and the limits leave room. Under a planner's grammar it stops where it
+    would have answered, and answers nothing.
 
     A thought holds what the last search gave and what is looked up next: ``mentor Kero Bapi . find the college of
     Kero Bapi``.
@@ -101,7 +104,9 @@ def play(core: SearchQACore, questions: Sequence[Question], *, teacher: Teacher,
 
 def _demonstration(finished: Finished) -> Demonstration:
     turns = tuple(DemonstrationTurn(turn.text, turn.observation) for turn in finished.turns)
-    em = float(finished.info["em"])
+    found = finished.info.get("em")
+    # A planner's episode has no answer to compare: what its teacher would have answered is.
+    em = exact_match(finished.answer, finished.task.golden_answers) if found is None else float(found)
     return Demonstration(finished.task.id, finished.prompt, turns, finished.reward, em)
 
 
@@ -139,6 +144,7 @@ class _Episode:
     answering: bool = False
     text: str = ""
     finding: str = ""
+    answer: str | None = None
     lookup: _Lookup | None = None
     last: Step[SearchQAState] | None = None
 
@@ -157,8 +163,9 @@ class _Episode:
         """What the teacher writes now."""
         self.answering = self.answering or self._stops_searching()
         if self.answering:
-            answer = self._answer()
-            self.text = _write(self.core, self.finding or f"the answer is {answer}", Action("answer", answer))
+            self.answer = self._answer()
+            ending = (DONE, "nothing is missing") if self.core.deferred else _answering(self.answer)
+            self.text = _write(self.core, self.finding or ending[1], ending[0])
         else:
             self.lookup = self._next_lookup()
             thought = f"{self.finding} . {self.lookup.thought}" if self.finding else self.lookup.thought
@@ -182,7 +189,7 @@ class _Episode:
         if last is None or not last.done:
             raise DataError(f"question {self.question.id!r}: expected a finished episode, found one still being played")
         status: Literal["answered", "truncated"] = "answered" if last.terminated else "truncated"
-        answer = last.info.get("answer")
+        answer = self.answer if self.core.deferred else last.info.get("answer")
         turns = tuple(self.turns)
         return Finished(self.question, self.prompt, turns, status, answer, last.reward, last.state, last.info)
 
@@ -263,6 +270,11 @@ def _gold_steps(question: Question) -> tuple[Mapping[str, Any], ...]:
         if not isinstance(step, Mapping) or not {"query", "answer"} <= step.keys():
             raise DataError(f"question {question.id!r}: expected steps with 'query' and 'answer', found {step!r:.60}")
     return steps
+
+
+def _answering(answer: str) -> tuple[Action, str]:
+    """The action, and the thought where nothing was found."""
+    return Action("answer", answer), f"the answer is {answer}"
 
 
 def _write(core: SearchQACore, thought: str, action: Action) -> str:

@@ -1,0 +1,285 @@
+"""Summarisers: finishers that write the answer from what a planner's tools returned.
+
+They are shown the question and the calls with their results, never the planner's thoughts unless they are asked to be.
+Results are data: their lines are quoted, and tags that a reply is read by are taken out of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, get_args
+
+from turntree.agents.completeness.calls import CallTurn, call_turns
+from turntree.agents.engines.endpoint import Usage
+from turntree.agents.evidence import (
+    PROMPTS,
+    Language,
+    fill,
+    question_of,
+    quoted,
+    read_template,
+    show_calls,
+)
+from turntree.agents.scorer import Failed, Finished, Judged
+from turntree.agents.texts import EndpointTexts, LocalEngine, Said, Texts, open_texts
+from turntree.envs.loading import reject_unknown
+from turntree.errors import CostLimitError, EngineError
+
+__all__ = ["Judge", "RuleSummarizer", "Summarizer", "WrittenAnswers", "llm_summarizer", "read_answer"]
+
+_THOUGHT = re.compile(r"\A\s*(?:<think>)?.*?</think>", re.DOTALL)
+_ANSWER = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL | re.IGNORECASE)
+_NOTES = {"en": "Notes of whoever made the calls:", "zh": "调用者的笔记："}
+
+DEAD_AFTER = 32
+"""Answers that failed in a row, after which a summariser is taken for dead."""
+
+
+def read_answer(text: str) -> str | None:
+    """What a reply answers: the last closed ``<answer>`` element after its thought, else all that follows the thought.
+
+    None where nothing is left, and where an ``<answer>`` was opened and never closed.
+    """
+    reply = _THOUGHT.sub("", text).strip()
+    found: list[str] = _ANSWER.findall(reply)
+    if found:
+        return found[-1].strip() or None
+    return None if "<answer>" in reply.casefold() or "<think>" in reply else reply or None
+
+
+class Summarizer:
+    """A model writes the answer, one sample for each trajectory.
+
+    Args:
+        texts: who is asked. The planner's own engine answers with its current weights.
+        language: of the packaged prompt and labels.
+        prompt: a text with ``{question}`` and ``{calls}``, each once ('' : the packaged one).
+        thoughts: show the planner's turns too, as notes.
+        max_result_chars: a longer result is cut, which is said in its place.
+        seed: of the samples; each one's own seed follows from it and from what is shown.
+
+    A reply without an answer, one that is cut before it is whole, and a server that fails are failures of the leaf,
+    never a wrong answer. Equal prompts of a batch are asked once. ``usage`` counts what was used, apart from the
+    planner; ``failed`` the answers that failed.
+    """
+
+    def __init__(
+        self,
+        texts: Texts,
+        *,
+        language: Language = "en",
+        prompt: str = "",
+        thoughts: bool = False,
+        max_result_chars: int | None = 4000,
+        seed: int = 0,
+    ) -> None:
+        reject_unknown([language], get_args(Language), what="language of the summariser")
+        self.texts = texts
+        self.language: Language = language
+        self.prompt = _prompt(prompt, language)
+        self.thoughts = thoughts
+        self.max_result_chars = max_result_chars
+        self.seed = seed
+        self.failed = 0
+        self._failed_in_a_row = 0
+        self._used = Usage()
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with everything that changes an answer, the model's weights included."""
+        parts = repr((self.texts.fingerprint, self.prompt, self.language, self.thoughts, self.max_result_chars))
+        return f"summarizer-{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
+
+    @property
+    def usage(self) -> Usage:
+        """Requests and tokens so far; of an endpoint its own count, retries and cost included."""
+        return self.texts.client.usage if isinstance(self.texts, EndpointTexts) else self._used
+
+    def __call__(self, finished: Sequence[Finished]) -> list[Finished | Failed]:
+        """The trajectories with their answers, in order.
+
+        Raises ``CostLimitError`` when the endpoint's budget is spent, ``EngineError`` when nothing answers any more.
+        """
+        prompts = [self.ask_about(f) for f in finished]
+        unique = list(dict.fromkeys(prompts))
+        outcomes = dict(zip(unique, self.texts.ask(unique, [self._seed(p) for p in unique]), strict=True))
+        for said in outcomes.values():
+            self._count(said)
+        written = [_written(f, outcomes[prompt]) for f, prompt in zip(finished, prompts)]
+        for outcome in written:
+            self._watch(outcome)
+        return written
+
+    def ask_about(self, finished: Finished) -> str:
+        """The prompt for one trajectory."""
+        calls = show_calls(call_turns(finished), language=self.language, max_result_chars=self.max_result_chars)
+        if self.thoughts:
+            notes = "\n".join(quoted(turn.text.strip()) for turn in finished.turns)
+            calls = f"{calls}\n\n{_NOTES[self.language]}\n{notes}"
+        return fill(self.prompt, question=question_of(finished), calls=calls)
+
+    def close(self) -> None:
+        """Let go of connections, or of the model where it is the summariser's own."""
+        self.texts.close()
+
+    def _seed(self, prompt: str) -> int:
+        return int.from_bytes(hashlib.sha256(f"{self.seed}\0{prompt}".encode()).digest()[:4], "big") >> 1
+
+    def _count(self, said: Said | Failed) -> None:
+        if isinstance(said, Said):
+            self._used += Usage(requests=1, prompt_tokens=said.prompt_tokens, completion_tokens=said.completion_tokens)
+
+    def _watch(self, outcome: Finished | Failed) -> None:
+        if isinstance(outcome, Finished):
+            self._failed_in_a_row = 0
+            return
+        if outcome.kind == CostLimitError.__name__:
+            raise CostLimitError(outcome.message)
+        self.failed += 1
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= DEAD_AFTER:
+            raise EngineError(
+                f"the summariser failed {self._failed_in_a_row} times in a row, so nothing is answered; the last one: "
+                f"{outcome.kind}: {outcome.message}"
+            )
+
+
+def _prompt(text: str, language: Language) -> str:
+    from turntree.agents.evidence import with_places
+
+    packaged = PROMPTS / f"summarizer_{language}.txt"
+    return with_places(text, what="prompt of the summariser") if text else read_template(packaged, what="the prompt")
+
+
+def _written(finished: Finished, said: Said | Failed) -> Finished | Failed:
+    if isinstance(said, Failed):
+        return said
+    answer = read_answer(said.text)
+    if answer is not None and not (said.cut and _ANSWER.search(said.text) is None):
+        return replace(finished, answer=answer)
+    why = "was cut at max_tokens before it was whole" if said.cut else "holds no answer"
+    return Failed("summary", f"the summariser's reply {why}: ...{said.text[-80:]!r}")
+
+
+def llm_summarizer(
+    *,
+    texts: Texts | None = None,
+    model: str = "",
+    base_url: str = "",
+    engine: LocalEngine = "hf",
+    language: Language = "en",
+    prompt: str | Path = "",
+    thoughts: bool = False,
+    max_result_chars: int | None = 4000,
+    max_tokens: int = 256,
+    temperature: float = 0.0,
+    seed: int = 0,
+    dtype: str = "float32",
+    device: str = "cpu",
+    **more: Any,
+) -> Summarizer:
+    """A summariser from a configuration, see :func:`turntree.agents.texts.open_texts`; ``prompt`` is a file's path.
+
+    ``texts`` is somebody to ask who is there already. Raises ``ConfigError``.
+    """
+    written = read_template(prompt, what="the summariser's prompt") if prompt else ""
+    if texts is None:
+        texts = open_texts(
+            model=model,
+            base_url=base_url,
+            engine=engine,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            dtype=dtype,
+            device=device,
+            what="agent.summarizer=llm",
+            **more,
+        )
+    return Summarizer(
+        texts, language=language, prompt=written, thoughts=thoughts, max_result_chars=max_result_chars, seed=seed
+    )
+
+
+# -- without a model ----------------------------------------------------------------------------------------------
+
+# What may be an answer: capitalised words in a row, or a number.
+_VALUE = re.compile(r"\b[A-Z]\w*(?: [A-Z]\w*)+|\b\d+\b")
+_WORD = re.compile(r"\w+")
+_YES_NO = re.compile(r"(?:is|are|was|were|do|does|did|has|have|had)\b", re.IGNORECASE)
+_EARLIEST = re.compile(r"\b(?:earlier|earliest|first)\b", re.IGNORECASE)
+_SENTENCE = re.compile(r"(?<=[.!?。！？\n])\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSummarizer:
+    """Takes the answer from the results, without a model and without gold: for generated worlds and tests.
+
+    Of each call it reads the sentence that shares most words with the query, and in it the last name or number that the
+    query does not hold. The last such value answers; a question that begins as a yes/no question does is answered by
+    whether the values that end its two halves are equal, one that asks for the earliest by whose number is the least.
+    Without any value the answer is ``nothing`` (or ``no``).
+    """
+
+    nothing: str = "unknown"
+    usage: ClassVar[Usage] = Usage()
+
+    def __call__(self, finished: Sequence[Finished]) -> list[Finished | Failed]:
+        return [replace(f, answer=self.answer(question_of(f), call_turns(f))) for f in finished]
+
+    def answer(self, question: str, turns: Sequence[CallTurn]) -> str:
+        """What the results say."""
+        values = [value for turn in turns if (value := _value(turn)) is not None]
+        dated = [_dated(turn) for turn in turns if (_value(turn) or "").isdigit()]
+        if len(dated) > 1 and _EARLIEST.search(question):
+            return min(dated)[1]
+        if _YES_NO.match(question.strip()):
+            half = len(values) // 2
+            return "yes" if half and values[half - 1] == values[-1] else "no"
+        return values[-1] if values else self.nothing
+
+
+def _dated(turn: CallTurn) -> tuple[int, str]:
+    """The number that a turn found, and whose it is: the last name of the query."""
+    names = _VALUE.findall(" ".join(call.argument for call in turn.calls))
+    return int(_value(turn) or 0), str(names[-1]) if names else ""
+
+
+def _value(turn: CallTurn) -> str | None:
+    """What a turn's result says about its query; None where it names nothing new."""
+    query = " ".join(call.argument for call in turn.calls)
+    asked = set(_WORD.findall(query.casefold()))
+
+    def likeness(sentence: str) -> tuple[int, int]:
+        words = set(_WORD.findall(sentence.casefold()))
+        return len(words & asked), -len(words)
+
+    for sentence in sorted(_SENTENCE.split(turn.result), key=likeness, reverse=True):
+        found = [value for value in _VALUE.findall(sentence) if value not in query]
+        if found:
+            return str(found[-1])
+    return None
+
+
+# -- rewards of answers that the environment never saw ----------------------------------------------------------------
+
+
+class Judge(Protocol):
+    """A task that can judge an answer afterwards, as ``SearchQACore`` can."""
+
+    def judge(self, state: Any, answer: str | None) -> tuple[float, Mapping[str, float]]:
+        """The reward of an ended episode with ``answer``, and its parts."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenAnswers:
+    """A scorer: the environment's own reward, of the answer that a summariser wrote."""
+
+    core: Judge
+
+    def __call__(self, finished: Sequence[Finished]) -> list[Judged]:
+        return [Judged(*self.core.judge(f.state, f.answer)) for f in finished]
