@@ -92,7 +92,7 @@ def find_kind(kind: str) -> IndexKind:
     module, colon, name = path.partition(":")
     if not colon:
         raise ConfigError(
-            f"kind={kind!r} is not known; expected one of {sorted(KINDS)}, or an import path module:object"
+            f"kind={kind!r} is not known; expected one of {sorted(KINDS)} or module:object"
         )
     try:
         found = getattr(importlib.import_module(module), name)
@@ -291,8 +291,8 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     manifest = read_json(path / _MANIFEST, what="the manifest of an index")
     if manifest.get("format") != _FORMAT:
         raise SearchIndexError(
-            f"{path}: expected an index of format {_FORMAT}, found {manifest.get('format')!r}; build it again with this "
-            f"version of turntree"
+            f"{path}: expected an index of format {_FORMAT}, found {manifest.get('format')!r}; build it again with "
+            f"this version of turntree"
         )
     return manifest
 
@@ -333,5 +333,5 @@ def _expect_corpus(folder: Path, store: CorpusStore) -> None:
     if store.fingerprint != expected["fingerprint"]:
         raise SearchIndexError(
             f"{folder}: expected the corpus {expected['fingerprint']} ({expected['passages']} passages), found "
-            f"{store.fingerprint} ({len(store)} passages) in {store.folder}; build the index again, or put the corpus back"
+            f"{store.fingerprint} ({len(store)} passages) in {store.folder}; build the index again"
         )
