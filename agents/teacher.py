@@ -40,8 +40,8 @@ class Teacher:
     ``laziness``: before each search after the first, to skip all searches that remain and answer with what was found
     last (yes/no and comparison questions: with a guess). ``error``: in each step, to go wrong: to look up another
     relation of the question, or to take another name from the passage; later steps build on it. With both at 0
-    the teacher answers correctly wherever the search finds the gold passages and the limits leave room. Under a planner's grammar it stops where it
-    would have answered, and answers nothing.
+    the teacher answers correctly wherever the search finds the gold passages and the limits leave room.
+    Under a planner's grammar it stops where it would have answered, and answers nothing.
 
     A thought holds what the last search gave and what is looked up next: ``mentor Kero Bapi . find the college of
     Kero Bapi``.

@@ -17,8 +17,12 @@ from turntree.agents.engines.hf import HFEngine
 from turntree.agents.engines.protocol import Engine
 from turntree.agents.models import load_model, save_weights
 from turntree.agents.scorer import Finisher, Scorer
+from turntree.agents.summarizer import WrittenAnswers
 from turntree.agents.tokenizer import Tokenizer, end_ids
+from turntree.envs.core import TurnCore
+from turntree.envs.search_qa import SearchQACore
 from turntree.errors import ConfigError
+from turntree.trainers.agent import summarizer
 from turntree.trainers.compose import import_object
 from turntree.trainers.config import AlgorithmConfig, RunConfig
 from turntree.trainers.credit import CreditRule, credit_needs
@@ -27,7 +31,7 @@ from turntree.trainers.objectives import LossFunction, PairLossFunction, loss_ne
 from turntree.trainers.pairs import Pair, sibling_pairs
 from turntree.trainers.plugins import load_batched, load_rule, spelled
 from turntree.trainers.probe import probe_credit, probe_expansion, probe_loss
-from turntree.trainers.remote import refuse_training
+from turntree.trainers.remote import RemoteBench, refuse_training
 from turntree.trainers.rollout import Budget, GrowthPlan, Limits
 from turntree.trainers.shaping import Overlong
 from turntree.trainers.tree import Group
@@ -258,13 +262,25 @@ def kl_reward(algorithm: AlgorithmConfig) -> tuple[float, str] | None:
     return (algorithm.kl_coef, algorithm.kl_estimator) if inside else None
 
 
-def scorer(config: RunConfig) -> Scorer | None:
-    """The scorer that replaces the environment's reward; None without one."""
+def scorer(config: RunConfig, core: TurnCore[Any] | None = None) -> Scorer | None:
+    """The scorer that replaces the environment's reward; None without one.
+
+    A planner's episode ends without an answer: there the environment's reward is that of the summariser's.
+    """
+    if config.agent.splits and not config.reward.scorer and isinstance(core, SearchQACore):
+        return WrittenAnswers(core)
     return cast("Scorer | None", load_batched(config.reward.scorer, config.reward.scorer_args, option="reward.scorer"))
 
 
-def finisher(config: RunConfig) -> Finisher | None:
-    """What writes the answers of finished trajectories before they are scored; None without one."""
+def finisher(
+    config: RunConfig, bench: Bench | RemoteBench | None = None, *, evaluating: bool = False
+) -> Finisher | None:
+    """What writes the answers of finished trajectories before they are scored; None without one.
+
+    Of a split agent the summariser, in ``evaluating`` that of evaluation; ``bench`` is the planner.
+    """
+    if config.agent.splits:
+        return summarizer(config, bench, evaluating=evaluating)
     return cast(
         "Finisher | None", load_batched(config.reward.finisher, config.reward.finisher_args, option="reward.finisher")
     )

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turntree.errors import ConfigError
+from turntree.trainers.agent_config import AgentConfig
 from turntree.trainers.algorithm_config import AlgorithmConfig, built_in
 from turntree.trainers.coldstart_config import ColdStartConfig
 from turntree.trainers.options import at_least, finite, one_of, opt
 
 __all__ = [
+    "AgentConfig",
     "AlgorithmConfig",
     "ColdStartConfig",
     "EngineConfig",
@@ -100,6 +102,7 @@ class RewardConfig:
     scorer_args: dict[str, Any] = opt({}, "its arguments; a class or factory is called with them.")
     finisher: str = opt("", "import path of a finisher, which writes the answers before they are scored ('' : none).")
     finisher_args: dict[str, Any] = opt({}, "its arguments; a class or factory is called with them.")
+    in_evaluation: bool = opt(True, "validation and evaluation run the scorer too; its parts join their results.")
 
 
 @dataclass(frozen=True)
@@ -279,6 +282,7 @@ class RunConfig:
     seed: int = opt(0, "seed of everything random in the run.")
     resume: bool = opt(False, "continue the run in `out` from its newest good checkpoint.")
     model: ModelConfig = field(default_factory=ModelConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -291,6 +295,11 @@ class RunConfig:
     sft: SftConfig = field(default_factory=SftConfig)
 
     def __post_init__(self) -> None:
+        if self.agent.splits and self.reward.finisher:
+            raise ConfigError(
+                f"reward.finisher={self.reward.finisher} writes the answers, and so does the summariser of "
+                "agent=planner_summarizer; name it in agent.summarizer, or use agent=react"
+            )
         objective = built_in(self.algorithm.objective)
         if objective and self.trainer.importance_cap is not None:
             raise ConfigError(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from turntree.agents.dialogue import Dialogue
 from turntree.agents.engines.protocol import Engine, SamplingParams
-from turntree.agents.scorer import Finisher
+from turntree.agents.scorer import Failed, Finished, Finisher, Judged, Scorer, score
 from turntree.envs.core import TurnCore
 from turntree.envs.metrics import exact_match, f1_score, sub_exact_match
 from turntree.envs.task import FrozenDict, Question
@@ -22,6 +23,8 @@ from turntree.trainers.stats import bootstrap_mean, share_interval
 from turntree.trainers.tree import Node
 
 __all__ = ["INTERRUPTED", "EvalRow", "Evaluation", "evaluate", "read_rows", "shown"]
+
+_log = logging.getLogger(__name__)
 
 ANSWERS = ("em", "f1", "sub_em")
 NUMBERS = (*ANSWERS, "reward", "success")
@@ -37,7 +40,8 @@ class EvalRow:
 
     ``reward`` is what the environment gave, None where the episode failed; ``em``, ``f1`` and ``sub_em`` are None
     where there are no gold answers, ``success`` where the task knows of none. ``score`` is the number that runs of the
-    task are judged by (``TurnCore.metric``).
+    task are judged by (``TurnCore.metric``). With a scorer ``reward`` and ``parts`` are its; ``unscored`` names the
+    kind of its failure, which costs the question nothing else.
     """
 
     id: str
@@ -59,6 +63,8 @@ class EvalRow:
     supporting_found: float | None
     hops: int | None
     type: str | None
+    parts: dict[str, float] = field(default_factory=dict)
+    unscored: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +101,23 @@ class Evaluation:
             interval = share_interval(values) if key in SHARES else bootstrap_mean(values, seed=self.seed)
             out[key] = interval.mean
             out[f"{key}_low"], out[f"{key}_high"] = interval.low, interval.high
+        out |= self._parts(scored, taken=out)
         for key in ("turns", "searches", "generated_tokens", "format_valid"):
             out[f"{key}_mean"] = _mean(float(getattr(row, key)) for row in scored)
         out["answered_share"] = _mean(float(row.prediction is not None or row.status == "answered") for row in scored)
         out["supporting_found"] = _mean(row.supporting_found for row in scored if row.supporting_found is not None)
         hops = sorted({row.hops for row in scored if row.hops is not None})
         out["em_by_hops"] = {str(h): _mean(row.em or 0.0 for row in scored if row.hops == h) for h in hops}
+        return out
+
+    def _parts(self, scored: Sequence[EvalRow], *, taken: Iterable[str]) -> dict[str, Any]:
+        """The parts of a scorer's rewards, each over the ``<part>_n`` questions that have it."""
+        out: dict[str, Any] = {"unscored": unscored} if (unscored := sum(bool(r.unscored) for r in scored)) else {}
+        for name in sorted({name for row in scored for name in row.parts} - {*taken, *NUMBERS}):
+            values = [row.parts[name] for row in scored if name in row.parts]
+            interval = bootstrap_mean(values, seed=self.seed)
+            out |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+            out[f"{name}_n"] = interval.n
         return out
 
     def save(self, folder: Path, *, extra: dict[str, Any] | None = None) -> None:
@@ -127,6 +144,7 @@ def evaluate(
     seed: int = 0,
     batch: int = 64,
     finisher: Finisher | None = None,
+    scorer: Scorer | None = None,
     on_batch: Callable[[int], None] | None = None,
     done: Mapping[str, EvalRow] | None = None,
     keep_partial: bool = False,
@@ -134,7 +152,8 @@ def evaluate(
     """Play every question once, in order, and score it: with the official metrics where there are gold answers.
 
     Tasks of other kinds are named by their ``id`` if they have one, else by their place from 0.
-    Where there is a ``finisher``, the answer that it wrote is scored, also of an episode that ended without one.
+    Where there is a ``finisher``, the answer that it wrote is scored, also of an episode that ended without one; where
+    it failed, the question failed. A ``scorer`` gives the rewards and their parts; where it fails, the row has none.
     Sampling parameters are exactly the ones given (validation never inherits those of training). ``on_batch`` gets
     the number of questions played so far.
 
@@ -144,6 +163,7 @@ def evaluate(
     names = [_name(question, i) for i, question in enumerate(questions)]
     rows: dict[int, EvalRow] = {i: row for i, n in enumerate(names) if (row := (done or {}).get(n)) is not None}
     left = [i for i in range(len(questions)) if i not in rows]
+    judge = None if scorer is None else _Lenient(scorer)
     stopped = ""
     for start in range(0, len(left), batch):
         chunk = left[start : start + batch]
@@ -157,7 +177,9 @@ def evaluate(
                 sampling=sampling,
                 limits=limits,
                 run_seed=seed,
+                scorer=judge,
                 finisher=finisher,
+                answers="always",
             )
         except (EngineError, KeyboardInterrupt) as error:
             if not keep_partial or (not rows and not isinstance(error, KeyboardInterrupt)):
@@ -177,6 +199,31 @@ def evaluate(
     return Evaluation(ordered, asdict(sampling), seed, unplayed=unplayed, stopped=stopped, metric=core.metric)
 
 
+@dataclass(frozen=True, slots=True)
+class _Lenient:
+    """A scorer whose failures fail no question: they are named by a part that :func:`_row` takes out again."""
+
+    scorer: Scorer
+
+    def __call__(self, finished: Sequence[Finished]) -> list[float | Judged]:
+        outcomes = score(finished, scorer=self.scorer)  # checks the contract: one each, finite
+        failures = [o.reward for o in outcomes if isinstance(o.reward, Failed)]
+        if failures:
+            first = failures[0]
+            _log.warning("%d of %d were not scored; the first: %s: %s", len(failures), len(outcomes), *_said(first))
+        return [
+            Judged(0.0, {_UNSCORED + o.reward.kind: 1.0}) if isinstance(o.reward, Failed) else Judged(o.reward, o.parts)
+            for o in outcomes
+        ]
+
+
+_UNSCORED = "unscored:"
+
+
+def _said(failure: Failed) -> tuple[str, str]:
+    return failure.kind, failure.message
+
+
 def shown(summary: Mapping[str, Any]) -> tuple[str, ...]:
     """The numbers of a summary that say how good it was, the metric first: EM and F1, or success and reward."""
     metric = str(summary["metric"])
@@ -190,13 +237,14 @@ def read_rows(path: Path) -> dict[str, EvalRow]:
     Raises ``DataError`` for a line that is no such row.
     """
     names = {f.name for f in fields(EvalRow)}
+    later = {"parts", "unscored"}
     rows: dict[str, EvalRow] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             row = json.loads(line)
         except ValueError:
             row = None
-        if not isinstance(row, dict) or row.keys() != names:
+        if not isinstance(row, dict) or row.keys() | later != names:
             raise DataError(f"{path}, line {number}: expected a row of an evaluation, found {line[:80]!r}")
         if row["status"] != "failed":
             rows[row["id"]] = EvalRow(**row)
@@ -218,15 +266,18 @@ def _row(question: Any, leaf: Node, *, name: str, metric: str) -> EvalRow:
     answer = leaf.info.get("answer") if leaf.status != "failed" else None  # a finisher may answer after a truncation
     golds = list(asked.golden_answers) if asked is not None else []
     metadata = asked.metadata if asked is not None else FrozenDict()
-    numbers = {**_answer_scores(answer, golds, leaf), "reward": leaf.reward, "success": _number(leaf, "success")}
-    score = numbers[metric] if metric in NUMBERS else _number(leaf, metric)
+    parts = dict(leaf.info.get("reward_parts", {})) if leaf.status != "failed" else {}
+    unscored = next((name.removeprefix(_UNSCORED) for name in parts if name.startswith(_UNSCORED)), "")
+    reward = None if unscored else leaf.reward
+    numbers = {**_answer_scores(answer, golds, leaf), "reward": reward, "success": _number(leaf, "success")}
+    judged_by = numbers[metric] if metric in NUMBERS else _number(leaf, metric)
     return EvalRow(
         id=name,
         question=asked.question if asked is not None else _prompt(path),
         golden_answers=golds,
         prediction=answer,
         **numbers,
-        score=score,
+        score=judged_by,
         status=leaf.status,
         stop_reason=str(leaf.info.get("stop_reason", "")),
         format_valid=bool(leaf.info.get("format_valid", False)),
@@ -236,6 +287,8 @@ def _row(question: Any, leaf: Node, *, name: str, metric: str) -> EvalRow:
         supporting_found=_supporting_found(asked, path) if asked is not None else None,
         hops=metadata.get("hops"),
         type=metadata.get("type"),
+        parts={name: float(value) for name, value in parts.items() if not name.startswith(_UNSCORED)},
+        unscored=unscored,
     )
 
 

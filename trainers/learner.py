@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,9 @@ from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import OptimizationStepper
 
 from turntree.agents.models import save_model
+from turntree.agents.scorer import close_all
 from turntree.errors import ConfigError
+from turntree.trainers.agent import summarizer_usage
 from turntree.trainers.build import (
     Bench,
     build_bench,
@@ -85,6 +87,10 @@ _log = logging.getLogger(__name__)
 RESUME_KEYS = (
     "seed",
     "model",
+    "agent.name",
+    "agent.language",
+    "agent.summarizer",
+    "agent.summarizer_args",
     "env.id",
     "env.args",
     "env.questions",
@@ -114,6 +120,16 @@ RESUME_KEYS = (
 )
 
 __all__ = ["PolicyStepper", "TrainResult", "train"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Scorers and finishers, closed together."""
+
+    parts: tuple[Any, ...]
+
+    def close(self) -> None:
+        close_all(*self.parts)
 
 
 class PolicyStepper(OptimizationStepper):  # type: ignore[misc]
@@ -238,8 +254,11 @@ class _Run:
         self.dev = self._dev_task()
         self.plan = growth_plan(config.algorithm, vocab_size=self.bench.model.config.vocab_size)
         self.credit = credit_rule(config.algorithm)
-        self.scorer = scorer(config)
-        self.finisher = finisher(config)
+        self.scorer = scorer(config, self.task.core)
+        self.finisher = finisher(config, self.bench)
+        other = bool(config.agent.eval_summarizer)
+        self.dev_finisher = finisher(config, self.bench, evaluating=True) if other else self.finisher
+        self.written = summarizer_usage(self.finisher)
         self.loss = loss_function(config.algorithm)
         self.reference = self._reference()
         self.value_head = ValueHead.of(self.bench.model) if "values" in credit_needs(self.credit) else None
@@ -378,6 +397,7 @@ class _Run:
     def train(self) -> TrainResult:
         with (
             closing(self.bench),
+            closing(_Parts((self.scorer, self.finisher, self.dev_finisher))),
             stop_on_interrupt("training step") as self.interrupted,
             self._resume_or_start() as self.metrics,
         ):
@@ -490,6 +510,7 @@ class _Run:
         collected.metrics["timing_s/update_actor"] = time.monotonic() - self.update_start
         collected.metrics.update(update_metrics(self.stepper.take_metrics()) | step_metrics(collected.metrics))
         self.store.write(step, collected.rollout.groups, by_node(collected.groups, collected.advantages))
+        collected.metrics.update(self._written())
         every = self.config.trainer.eval_every
         if self._complete() or (every and step % every == 0):
             collected.metrics.update(self._validate(step))
@@ -525,6 +546,11 @@ class _Run:
         progress.seconds += now - self.clock
         self.clock = now
 
+    def _written(self) -> dict[str, float]:
+        """What the summariser of the rollouts used since the last step, apart from the policy."""
+        used, self.written = summarizer_usage(self.finisher, self.written), summarizer_usage(self.finisher)
+        return {f"summarizer/{key}": value for key, value in used.items()}
+
     def _totals(self) -> dict[str, float]:
         progress = self.progress
         return {
@@ -549,8 +575,10 @@ class _Run:
             sampling=eval_sampling(self.config, self.dev.core),
             limits=limits(self.config),
             seed=self.config.seed,
-            finisher=self.finisher,
+            finisher=self.dev_finisher,
+            scorer=self.scorer if self.config.reward.in_evaluation or self.config.agent.splits else None,
         )
+        self.written = summarizer_usage(self.finisher)  # a step counts its rollout only
         where = self.folder.path / "validation" / f"step-{step:06d}"
         about = provenance(self.config, self.dev)
         extra = {**about, "step": step, "generated_tokens": self.progress.generated_tokens}

@@ -8,6 +8,7 @@ makes trees wait, outside the bound on trees in flight: for the first chains of 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 from turntree.agents.dialogue import Dialogue
 from turntree.agents.engines.protocol import Engine, Prefix, Request, SamplingParams
-from turntree.agents.scorer import Failed, Finished, FinishedTurn, Finisher, Scorer, score
+from turntree.agents.scorer import Answers, Failed, Finished, FinishedTurn, Finisher, Scored, Scorer, score
 from turntree.envs.core import ToolCall, TurnCore
 from turntree.envs.task import FrozenDict, Question
 from turntree.envs.tools import CallCounter, execute
@@ -61,13 +62,15 @@ def grow(
     run_seed: int = 0,
     scorer: Scorer | None = None,
     finisher: Finisher | None = None,
+    answers: Answers = "if_needed",
     on_tree: Callable[[Tree], None] | None = None,
 ) -> Rollout:
     """Grow ``plan.trees`` trees for every prompt and score their leaves.
 
     ``sampling`` gives temperature and stop strings; ``max_tokens`` of each turn follows from ``limits``. ``scorer``
-    and ``finisher`` judge the finished trajectories of a round (default: the environment's own reward). ``on_tree``
-    is called with every tree that is finished, for progress bars (with an adaptive plan most are finished at the end).
+    and ``finisher`` judge the finished trajectories of a round (default: the environment's own reward); the finisher is
+    left out where the scorer needs no answer, unless ``answers`` is ``always``. ``on_tree`` is called
+    with every tree that is finished, for progress bars (with an adaptive plan most are finished at the end).
 
     A trajectory that fails for outside reasons (a tool past its retries, an engine error, a scorer that cannot
     judge) is a leaf of status ``failed``, without a reward, counted by type in ``stats.errors``.
@@ -82,7 +85,8 @@ def grow(
     if repeated:
         raise ConfigError(f"prompt uids must be unique in a rollout, found twice: {repeated[:5]}; number the instances")
     setting = Setting(core, dialogue, sampling, limits, run_seed)
-    nursery = _Nursery(setting, engine, plan, scorer, finisher, on_tree)
+    judging = functools.partial(score, scorer=scorer, finisher=finisher, answers=answers)
+    nursery = _Nursery(setting, engine, plan, judging, on_tree)
     return nursery.run(prompts)
 
 
@@ -137,14 +141,12 @@ class _Nursery:
         setting: Setting,
         engine: Engine,
         plan: GrowthPlan,
-        scorer: Scorer | None,
-        finisher: Finisher | None,
+        judging: Callable[[Sequence[Finished]], list[Scored]],
         on_tree: Callable[[Tree], None] | None,
     ) -> None:
         self.setting = setting
         self.plan = plan
-        self.scorer = scorer
-        self.finisher = finisher
+        self.judging = judging
         self.on_tree = on_tree
         self.asynchronous = needs_of(plan.rule) == "any"
         self.engine = EngineDesk(engine)
@@ -397,7 +399,7 @@ class _Nursery:
     def _score(self, landed: Sequence[tuple[_Growth, Node]]) -> None:
         live = [(g, leaf) for g, leaf in landed if leaf.status != "failed"]
         finished = [_finished(g, leaf) for g, leaf in live]
-        for (_, leaf), scored in zip(live, score(finished, scorer=self.scorer, finisher=self.finisher), strict=True):
+        for (_, leaf), scored in zip(live, self.judging(finished), strict=True):
             if scored.finished is not None and scored.finished.answer != leaf.info.get("answer"):
                 leaf.info = FrozenDict({**leaf.info, "answer": scored.finished.answer})
             if isinstance(scored.reward, Failed):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from turntree.agents.engines.endpoint import Usage
+from turntree.agents.scorer import close_all
 from turntree.errors import CheckpointError, ConfigError
-from turntree.trainers.build import Bench, build_bench, finisher, limits
+from turntree.trainers.agent import summarizer_usage
+from turntree.trainers.build import Bench, build_bench, finisher, limits, scorer
 from turntree.trainers.config import RunConfig
 from turntree.trainers.doctor import resolve_engine
 from turntree.trainers.evaluate import EvalRow, evaluate, read_rows
@@ -41,7 +43,7 @@ def score(
     config, why = resolve_engine(config, trains=False)
     saved = _saved(folder) if config.resume else {}
     bench = _bench(config, Usage(**saved.get("usage", {})))
-    with closing(bench):
+    with closing(bench), ExitStack() as parts:
         task = build_task(config, bench.tokenizer, split="test")
         sampling = eval_sampling(config, task.core)
         facts = {**provenance(config, task), "protocol": "tokens", "dialogue": bench.dialogue.report.text()}
@@ -50,6 +52,10 @@ def score(
             facts |= bench.provenance(config)
         elif config.engine.name == "vllm_server":
             facts["weights"] = _hand_over(bench)
+        writer = finisher(config, bench, evaluating=True)
+        parts.callback(close_all, writer)
+        judge = scorer(config, task.core) if config.reward.in_evaluation or not config.reward.scorer else None
+        parts.callback(close_all, judge)
         result = evaluate(
             task.questions,
             core=task.core,
@@ -58,11 +64,15 @@ def score(
             sampling=sampling,
             limits=limits(config),
             seed=config.seed,
-            finisher=finisher(config),
+            finisher=writer,
+            scorer=judge,
             on_batch=lambda done: report(done, len(task.questions)),
             done=_rows(folder, saved, {**facts, "sampling": asdict(sampling), "seed": config.seed}),
             keep_partial=keep_partial,
         )
+        if used := summarizer_usage(writer):
+            earlier = saved.get("summarizer_usage", {})
+            facts["summarizer_usage"] = {key: value + earlier.get(key, 0.0) for key, value in used.items()}
         if isinstance(bench, RemoteBench):
             facts["usage"] = asdict(bench.engine.usage)
     if why:

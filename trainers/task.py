@@ -20,6 +20,7 @@ from turntree.envs.search_qa import SearchQACore
 from turntree.errors import ConfigError, DataError
 from turntree.search_backend import SearchBackend
 from turntree.search_backend.bm25 import BM25Backend, BM25Settings
+from turntree.trainers.agent import agent_grammar
 from turntree.trainers.config import EnvConfig, RewardConfig, RunConfig
 from turntree.trainers.plugins import load_backend, load_env, load_reward
 
@@ -88,6 +89,11 @@ def build_task(config: RunConfig, tokenizer: Any, *, split: Split = "train") -> 
     _refuse_questions(config)
     made = turn_env(env.id, arguments)
     core = made.core
+    if config.agent.splits and not getattr(core, "deferred", False):
+        raise ConfigError(
+            f"agent=planner_summarizer plays question answering, where an episode can end without an answer; env.id="
+            f"{env.id} reads turns in its own way: use agent=react"
+        )
     if env.max_observation_tokens is not None:
         core = core.limited(env.max_observation_tokens, tokenizer)
     return Task(tuple(made.tasks), core, env.id, arguments)
@@ -141,6 +147,7 @@ def _search_qa(config: RunConfig, tokenizer: Any, split: Split) -> tuple[dict[st
         raise DataError(f"{_option(split)}: expected at least one question, found none in {path}")
     grammar, prompt, tools = load_env(env)
     _check_hermes(grammar, config.model.dialogue)
+    grammar = agent_grammar(config, grammar)
     given = {
         "questions": rows,
         "search": build_backend(config, _corpus(config, path, split)),
@@ -212,7 +219,12 @@ def provenance(config: RunConfig, task: Task) -> dict[str, Any]:
         "env_args": task.arguments,
         "env": task.core.fingerprint,
         "finisher": config.reward.finisher,
+        "agent": config.agent.name,
+        "scorer": config.reward.scorer if config.reward.in_evaluation else "",
+        "scorer_args": dict(config.reward.scorer_args) if config.reward.in_evaluation else {},
     }
+    if config.agent.splits:
+        about["summarizer"], about["summarizer_args"] = config.agent.writer(evaluating=True)
     core = task.core
     if isinstance(core, SearchQACore):
         about |= {
