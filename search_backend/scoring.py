@@ -130,6 +130,4 @@ def _choose(engine: Engine, rows: int) -> Literal["numpy", "numba"]:
 
 @functools.cache
 def _say_slow() -> None:
-    _log.warning(
-        "BM25 searches with numpy, one query at a time; pip install 'turntree[fast-bm25]' for numba"
-    )
+    _log.warning("BM25 searches with numpy, one query at a time; pip install 'turntree[fast-bm25]' for numba")
