@@ -18,6 +18,7 @@ from turntree.errors import CapacityError, ConfigError, SearchIndexError
 from turntree.search_backend.files import building, read_json, write_json
 from turntree.search_backend.machine import available_memory, free_disk, human_bytes
 from turntree.search_backend.passage import SearchBackend
+from turntree.search_backend.selftest import self_test
 from turntree.search_backend.store import CorpusStore, Progress, is_store, quiet
 from turntree.search_backend.survey import Estimate, Survey, survey
 
@@ -30,6 +31,7 @@ __all__ = [
     "find_kind",
     "is_index",
     "open_index",
+    "open_store",
     "read_manifest",
     "total_estimate",
 ]
@@ -91,9 +93,7 @@ def find_kind(kind: str) -> IndexKind:
     path = KINDS.get(kind, kind)
     module, colon, name = path.partition(":")
     if not colon:
-        raise ConfigError(
-            f"kind={kind!r} is not known; expected one of {sorted(KINDS)} or module:object"
-        )
+        raise ConfigError(f"kind={kind!r} is not known; expected one of {sorted(KINDS)} or module:object")
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -197,7 +197,8 @@ def build_index(
     ``corpus``: a corpus file, whose store is then written into the folder, or a :class:`CorpusStore` (or its folder),
     which the manifest refers to. A build that was stopped, even by kill -9, goes on and gives the same bytes; a
     finished one is opened. ``replace`` removes another index that the folder holds; without it that is a
-    :class:`SearchIndexError`. Nothing is estimated here, see :func:`check_fits`.
+    :class:`SearchIndexError`. A new index must find passages by their own words (:func:`self_test`). Nothing is
+    estimated here, see :func:`check_fits`.
     """
     folder = Path(out)
     found = find_kind(kind)
@@ -214,7 +215,9 @@ def build_index(
             files = folder / _FILES
             files.mkdir(exist_ok=True)
             built = found.build(store, files, settings, progress)
-            write_json(folder / _MANIFEST, _manifest(kind, found, store, folder, settings, built))
+            manifest = _manifest(kind, found, store, folder, settings, built)
+            self_test(found.open(store, files, manifest), store)  # an index that fails never gets a manifest
+            write_json(folder / _MANIFEST, manifest)
         (folder / _REQUEST).unlink(missing_ok=True)
     return open_index(folder)
 

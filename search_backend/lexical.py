@@ -141,7 +141,7 @@ class BM25Kind:
         terms = round(len(block.terms) * growth**_HEAPS)
         matrix = 8 * postings + 44 * terms
         workers = _workers(corpus.passages)
-        sorting = max(256_000_000, 8 * postings // 12)
+        sorting = min(max(256_000_000, 8 * postings // 12), 8 * postings)
         return Estimate(
             build_memory=round(150e6 + (workers > 1) * workers * 150e6 + 200 * terms + 12 * corpus.passages + sorting),
             disk=matrix + 8 * postings + 8 * corpus.passages,

@@ -225,6 +225,58 @@ def check_env(
     )
 
 
+@cli.group()
+def index() -> None:
+    """Search indexes on disk: build one from a corpus, look at it, ask it."""
+
+
+@index.command("build")
+@click.option(
+    "--corpus", type=click.Path(exists=True, path_type=Path), required=True,
+    help="Corpus file (JSON Lines, JSON, TSV or parquet; gzipped or not), or the folder of a corpus store or index.",
+)  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write the index to.")
+@click.option("--kind", default="bm25", show_default=True, help="bm25, dense, or an import path module:object.")
+@click.option("--encoder", default=None, help="Encoder of a dense index: the same as --set encoder=NAME.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Setting of the kind; repeatable.")
+@click.option("--memory-limit", default=None, metavar="SIZE", help="Such as 8GB (default: what is available).")
+@click.option("--yes", is_flag=True, help="Do not ask before a long build.")
+@click.option("--force", is_flag=True, help="Build although the estimate does not fit.")
+@click.option("--replace", is_flag=True, help="Remove another index that the folder holds.")
+@click.option("--dry-run", is_flag=True, help="Print the estimate, and whether it fits, only.")
+def index_build(corpus: Path, out: Path, **options: Any) -> None:
+    """Estimate memory, disk and time, refuse what cannot fit, then build.
+
+    A build that was stopped goes on when the same command is given again, and leaves the same bytes.
+    """
+    from turntree.commands import run_index_build
+
+    run_index_build(corpus, out, **options)
+
+
+@index.command("info")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
+def index_info(folder: Path, as_json: bool) -> None:
+    """Check an index folder and say what it holds."""
+    from turntree.commands import run_index_info
+
+    run_index_info(folder, as_json=as_json)
+
+
+@index.command("search")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("queries", nargs=-1, required=True, metavar="QUERY...")
+@click.option("-k", "k", type=click.IntRange(min=1), default=5, show_default=True, help="Passages for each query.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Option of searching; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+def index_search(folder: Path, queries: tuple[str, ...], k: int, settings: tuple[str, ...], as_json: bool) -> None:
+    """Search an index folder; one batch of all queries."""
+    from turntree.commands import run_index_search
+
+    run_index_search(folder, queries, k=k, settings=settings, as_json=as_json)
+
+
 def main() -> None:
     """Entry point: errors that users can mend are one message, not a traceback.
 

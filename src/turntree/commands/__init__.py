@@ -4,6 +4,7 @@ from turntree.commands.console import Stopped, resumable
 from turntree.commands.look import run_audit, run_check_env, run_doctor, run_explain, run_view
 from turntree.commands.make import run_model, run_world
 from turntree.commands.runs import run_evaluate, run_quickstart, run_sft, run_train
+from turntree.commands.search import run_index_build, run_index_info, run_index_search
 
 __all__ = [
     "Stopped",
@@ -13,6 +14,9 @@ __all__ = [
     "run_doctor",
     "run_evaluate",
     "run_explain",
+    "run_index_build",
+    "run_index_info",
+    "run_index_search",
     "run_model",
     "run_quickstart",
     "run_sft",
