@@ -14,6 +14,7 @@ __all__ = [
     "DataError",
     "EngineError",
     "MissingExtraError",
+    "ReplayMissError",
     "RetrievalError",
     "SearchIndexError",
     "SnapshotError",
@@ -45,6 +46,10 @@ class ToolError(TurnTreeError):
 
 class RetrievalError(ToolError):
     """A search backend failed or answered something that is not a result."""
+
+
+class ReplayMissError(RetrievalError):
+    """A store of searches that may not ask its backend has no answer to a query."""
 
 
 class SearchIndexError(TurnTreeError):
