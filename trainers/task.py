@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,15 +13,13 @@ from turntree.agents.engines.protocol import SamplingParams
 from turntree.envs.core import TurnCore
 from turntree.envs.datasets import load_questions
 from turntree.envs.grammar.hermes import HermesGrammar
-from turntree.envs.loading import check_arguments
 from turntree.envs.registry import turn_env
 from turntree.envs.search_qa import SearchQACore
 from turntree.errors import ConfigError, DataError
-from turntree.search_backend import SearchBackend
-from turntree.search_backend.bm25 import BM25Backend, BM25Settings
 from turntree.trainers.agent import agent_grammar
 from turntree.trainers.config import EnvConfig, RewardConfig, RunConfig
-from turntree.trainers.plugins import load_backend, load_env, load_reward
+from turntree.trainers.plugins import load_env, load_reward
+from turntree.trainers.retrieval import build_backend
 
 __all__ = [
     "SEARCH_QA",
@@ -150,7 +147,7 @@ def _search_qa(config: RunConfig, tokenizer: Any, split: Split) -> tuple[dict[st
     grammar = agent_grammar(config, grammar)
     given = {
         "questions": rows,
-        "search": build_backend(config, _corpus(config, path, split)),
+        "search": build_backend(config.search, lambda: _corpus(config, path, split)),
         "max_turns": env.max_turns,
         "max_searches": env.max_searches,
         "top_k": config.search.top_k,
@@ -188,21 +185,6 @@ def _corpus(config: RunConfig, questions: Path, split: Split) -> Path:
     if not path.is_file():
         raise ConfigError(f"no corpus at {path}: put corpus.jsonl beside {questions.name} or set search.corpus")
     return path
-
-
-@functools.lru_cache(maxsize=4)
-def _bm25(corpus: str, modified: float, args: tuple[tuple[str, Any], ...]) -> BM25Backend:
-    del modified  # part of the key: a rewritten corpus is indexed again
-    return BM25Backend.from_corpus(Path(corpus), **dict(args))
-
-
-def build_backend(config: RunConfig, corpus: Path) -> SearchBackend:
-    """The retriever over ``corpus``."""
-    args = dict(config.search.args)
-    if config.search.backend == "bm25":
-        check_arguments(BM25Settings, args, what="search.args")
-        return _bm25(str(corpus.resolve()), corpus.stat().st_mtime, tuple(sorted(args.items())))
-    return load_backend(config.search.backend, {"corpus": corpus, **args})
 
 
 # -- what a run needs of it -----------------------------------------------------------------------------------
