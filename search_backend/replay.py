@@ -133,7 +133,7 @@ class SearchStore:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One thread at a time. SQLite's connections, and a lock that a thread holds, must not be carried over a fork."""
+        """One thread at a time; neither a connection nor a lock that a thread holds is carried over a fork."""
         if self._process != os.getpid():
             _INHERITED.append(self._connection)
             self._process, self._connection, self._lock = os.getpid(), None, threading.RLock()

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote, quote_plus
 
 from turntree.errors import RetrievalError
 from turntree.http import MAX_BYTES, BadAnswer, check_number, check_seconds, read_body, retry_after, retry_wait, said
@@ -141,7 +142,7 @@ class Sender:
         self.breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s)
         self.stats: Counter[str] = Counter()
         self._what, self._headers = what, dict(headers)
-        self._secrets = tuple(secret for secret in secrets if secret)
+        self._secrets = tuple(form for secret in secrets if secret for form in _forms(secret))
         self._slots = threading.BoundedSemaphore(limits.concurrency)
         self._lock = threading.Lock()
         self._random = random.Random()  # only spreads retries of many clients: nothing that is measured depends on it
@@ -305,9 +306,12 @@ class _Redact(logging.Filter):
 _REDACT = _Redact()
 
 
-def _keep_out_of_logs(secrets: Sequence[str]) -> None:
-    from urllib.parse import quote, quote_plus
+def _forms(secret: str) -> tuple[str, ...]:
+    """As it is, and as it stands in an address."""
+    return tuple(dict.fromkeys((secret, quote(secret, safe=""), quote_plus(secret))))
 
-    _REDACT.secrets.update(form for secret in secrets for form in (secret, quote(secret, safe=""), quote_plus(secret)))
+
+def _keep_out_of_logs(secrets: Sequence[str]) -> None:
+    _REDACT.secrets.update(secrets)
     for name in ("httpx2", "httpcore2.connection", "httpcore2.http11", "httpcore2.proxy"):
         logging.getLogger(name).addFilter(_REDACT)  # the same filter is added once

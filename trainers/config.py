@@ -54,13 +54,24 @@ class ModelConfig:
 class SearchConfig:
     """The retriever."""
 
-    backend: str = opt("bm25", "bm25, or the import path of a factory that takes `corpus` and `args`.")
-    corpus: str = opt("", "corpus.jsonl that is searched ('' : the corpus beside the questions).")
+    backend: str = opt(
+        "bm25", "bm25, http (a server), web (a search API), or the import path of a factory (`corpus`, `args`)."
+    )
+    corpus: str = opt("", "corpus file that is searched ('' : the corpus beside the questions).")
+    index: str = opt("", "index folder (turntree index build) that is searched instead; args: its search options.")
     top_k: int = opt(3, "passages shown for a search.")
-    args: dict[str, Any] = opt({}, "further arguments of the backend (bm25: k1, b, stemmer).")
+    args: dict[str, Any] = opt(
+        {}, "further arguments of the backend (bm25: k1, b, stemmer; http, web: url, timeout_s)."
+    )
+    store: str = opt("", "SQLite file in which what was found is kept ('' : none).")
+    store_mode: str = opt("readthrough", "readthrough, record (ask anew), or replay (never ask; a miss is an error).")
+    store_fingerprint: str = opt("", "replay of a server or the web: whose answers, where the store has several.")
 
     def __post_init__(self) -> None:
         at_least("search.top_k", self.top_k, 1)
+        one_of("search.store_mode", self.store_mode, ("readthrough", "record", "replay"))
+        if not self.store and (self.store_mode != "readthrough" or self.store_fingerprint):
+            raise ConfigError("search.store_mode and search.store_fingerprint say how search.store is used; set it too")
 
 
 @dataclass(frozen=True)
