@@ -147,6 +147,41 @@ def explain(tree: Path, credit: str | None, arguments: tuple[str, ...], step: in
     run_explain(tree, credit=credit, arguments=arguments, step=step, index=index)
 
 
+@cli.command()
+@click.option(
+    "--index", type=click.Path(exists=True, file_okay=False, path_type=Path), default=None,
+    help="Folder of `turntree index build`.",
+)  # fmt: skip
+@click.option(
+    "--corpus", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=None,
+    help="Corpus file, indexed with BM25 in memory.",
+)  # fmt: skip
+@click.option("--arg", "arguments", multiple=True, metavar="KEY=VALUE", help="Option of the index; repeatable.")
+@click.option("--reranker", default=None, metavar="MODEL", help="Cross-encoder that ranks for /rerank.")
+@click.option("--host", default=None, help="Address to listen on (default: 127.0.0.1, this machine only).")
+@click.option("--port", type=int, default=None, help="Port (default: 8000; 0: any free one).")
+@click.option("--workers", type=int, default=None, help="Processes; they share one mapped index (default: 1).")
+@click.option("--token-env", default=None, metavar="NAME", help="Environment variable of the token to ask for.")
+@click.option("--allow-unauthenticated", is_flag=True, help="Listen to other machines without a token.")
+@click.option("--default-k", type=int, default=None, help="Passages where a request does not say (default: 3).")
+@click.option("--max-batch", type=int, default=None, help="Queries of one search of the index (default: 64).")
+@click.option("--max-wait-ms", type=float, default=None, help="Wait for a batch to fill (default: 2).")
+@click.option("--max-queue", type=int, default=None, help="Queries that may wait; then 503 (default: 8192).")
+@click.option("--max-body-bytes", type=int, default=None, help="Bytes of a request (default: 4 MiB).")
+@click.option("--max-queries", type=int, default=None, help="Queries of a request (default: 4096).")
+@click.option("--max-k", type=int, default=None, help="Passages of a query (default: 1000).")
+@click.option("--max-query-chars", type=int, default=None, help="Characters of a query (default: 16384).")
+@click.option("--search-timeout-s", type=float, default=None, help="Seconds until a search is given up (default: 30).")
+def serve(index: Path | None, corpus: Path | None, **options: Any) -> None:
+    """Serve searches over HTTP, as Search-R1, SkyRL, verl, ZeroSearch and ReSearch ask for them.
+
+    POST /retrieve, /search, /batch_search, /rerank; GET /healthz, /info, /metrics, /openapi.json.
+    """
+    from turntree.commands import run_serve
+
+    run_serve(index, corpus, **options)
+
+
 @cli.command(cls=Configured)
 @overrides
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")

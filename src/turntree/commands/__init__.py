@@ -5,6 +5,7 @@ from turntree.commands.look import run_audit, run_check_env, run_doctor, run_exp
 from turntree.commands.make import run_model, run_world
 from turntree.commands.runs import run_evaluate, run_quickstart, run_sft, run_train
 from turntree.commands.search import run_index_build, run_index_info, run_index_search
+from turntree.commands.serve import run_serve
 
 __all__ = [
     "Stopped",
@@ -19,6 +20,7 @@ __all__ = [
     "run_index_search",
     "run_model",
     "run_quickstart",
+    "run_serve",
     "run_sft",
     "run_train",
     "run_view",
