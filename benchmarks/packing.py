@@ -1,0 +1,243 @@
+"""Training on trees: each token once (packed), beside a row a trajectory, packed or padded. Exactness, time, memory."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+# The folder of a script is not on the path under PYTHONSAFEPATH.
+sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np
+import torch
+from _common import Figure, run
+from _shapes import SHAPES, Shape, chains_of, grow_group
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from turntree.trainers.forward import packed_logprobs
+from turntree.trainers.packing import Pack, column, pack_groups, row_tokens
+
+VOCABULARY = 4096
+MODES = ("packed", "leaf-packed rows", "padded rows, logits at loss positions", "padded rows, full logits")
+#: Against padded rows with full logits, by shape; the share of the ideal and of the memory hold for every shape.
+TARGETS = dict(zip((shape.name for shape in SHAPES), (2.6, 2.4, 4.5), strict=True))
+IDEAL, MEMORY, EXACT = 0.9, 0.25, 1e-5
+#: Rows of one padded forward pass: what fits most easily, and so most kindly to the padded modes.
+ROWS = 4
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hidden", type=int, default=256, help="hidden size of the decoder")
+    parser.add_argument("--layers", type=int, default=6, help="layers of the decoder")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
+
+
+def measure(args: argparse.Namespace) -> list[Figure]:
+    torch.set_num_threads(args.threads)
+    seeds, rounds = ((0,), 1) if args.quick else ((0, 1, 2), 3)
+    figures: list[Figure] = []
+    for shape in SHAPES:
+        figures += _times(args, shape, seeds, rounds)
+        figures += _memory(args, shape)
+    return [*figures, *_exactness(args, SHAPES[0])]
+
+
+def _model(args: argparse.Namespace, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    """A decoder whose output layer has the share of the body that SmolLM2-135M's has: about a quarter."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=args.hidden,
+        intermediate_size=4 * args.hidden,
+        num_hidden_layers=args.layers,
+        num_attention_heads=max(1, args.hidden // 64),
+        num_key_value_heads=max(1, args.hidden // 128),
+        max_position_embeddings=8192,
+        attn_implementation="sdpa",
+    )
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config).to(dtype)
+
+
+# -- one update in each mode --------------------------------------------------------------------------------------
+
+
+def _prepare(shape: Shape, seed: int) -> dict[str, Callable[[Any], Tensor]]:
+    """For each mode, a function of the model: forward, backward, and the log-probs of all occurrences [O].
+
+    The loss is the sum of log-probs with random weights: the same occurrences in the same order in every mode.
+    """
+    group = grow_group(shape, seed, vocabulary=VOCABULARY)
+    packs = pack_groups([group], max_pack_tokens=1 << 30)
+    chains = pack_groups([chains_of(group)], max_pack_tokens=1 << 30)
+    weights = torch.from_numpy(np.random.default_rng(1).normal(size=_occurrences(packs))).float()
+    rows, targets = _rows(chains[0]), _targets(chains[0])
+    return {
+        MODES[0]: lambda model: _packed(model, packs[0], weights),
+        MODES[1]: lambda model: _packed(model, chains[0], weights),
+        MODES[2]: lambda model: _padded(model, rows, targets, weights, full=False),
+        MODES[3]: lambda model: _padded(model, rows, targets, weights, full=True),
+    }
+
+
+def _occurrences(packs: Sequence[Pack]) -> int:
+    return sum(len(column(pack, "occurrences", "token")) for pack in packs)
+
+
+def _rows(pack: Pack) -> list[Tensor]:
+    ids = column(pack, "tokens", "ids")
+    return [ids[path] for path in row_tokens(pack)]
+
+
+def _targets(pack: Pack) -> list[Tensor]:
+    """Of each row, the indices of its sampled tokens."""
+    mask = column(pack, "tokens", "loss_mask")
+    return [torch.nonzero(mask[path]).flatten() for path in row_tokens(pack)]
+
+
+def _packed(model: Any, pack: Pack, weights: Tensor) -> Tensor:
+    logp = packed_logprobs(model, pack).logp[column(pack, "occurrences", "token")]
+    (logp * weights.to(logp.dtype)).sum().backward()
+    return logp.detach()
+
+
+def _padded(model: Any, rows: Sequence[Tensor], targets: Sequence[Tensor], weights: Tensor, *, full: bool) -> Tensor:
+    """Rows padded at the right to the longest of all, ``ROWS`` a pass, gradients accumulated."""
+    longest, done, out = max(map(len, rows)), 0, []
+    for start in range(0, len(rows), ROWS):
+        batch, wanted = rows[start : start + ROWS], targets[start : start + ROWS]
+        ids = torch.zeros(len(batch), longest, dtype=torch.int64)
+        mask = torch.zeros(len(batch), longest, dtype=torch.int64)
+        for i, row in enumerate(batch):
+            ids[i, : len(row)], mask[i, : len(row)] = row, 1
+        logp = (_all_logits if full else _some_logits)(model, ids, mask, wanted)
+        part = weights[done : done + len(logp)].to(logp.dtype)
+        (logp * part).sum().backward()
+        done += len(logp)
+        out.append(logp.detach())
+    return torch.cat(out)
+
+
+def _all_logits(model: Any, ids: Tensor, mask: Tensor, wanted: Sequence[Tensor]) -> Tensor:
+    logp = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].log_softmax(-1)
+    picked = logp.gather(-1, ids[:, 1:, None])[..., 0]
+    return torch.cat([picked[i, at - 1] for i, at in enumerate(wanted)])
+
+
+def _some_logits(model: Any, ids: Tensor, mask: Tensor, wanted: Sequence[Tensor]) -> Tensor:
+    hidden = model.get_decoder()(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+    before = torch.cat([hidden[i, at - 1] for i, at in enumerate(wanted)])
+    target = torch.cat([ids[i, at] for i, at in enumerate(wanted)])
+    return model.get_output_embeddings()(before).log_softmax(-1).gather(-1, target[:, None])[:, 0]
+
+
+# -- figures ------------------------------------------------------------------------------------------------------
+
+
+def _times(args: argparse.Namespace, shape: Shape, seeds: Sequence[int], rounds: int) -> list[Figure]:
+    """Ratios of CPU time, modes in turns on the same tree, the fastest round of each; geometric mean over trees."""
+    model = _model(args)
+    ratios: dict[str, list[float]] = {mode: [] for mode in MODES[1:]}
+    ideal: dict[str, list[float]] = {"flat": [], "padded": []}
+    for seed in seeds:
+        best = dict.fromkeys(MODES, float("inf"))
+        ways = _prepare(shape, seed)
+        for _ in range(rounds):
+            for mode, way in ways.items():
+                model.zero_grad()
+                start = time.process_time()
+                way(model)
+                best[mode] = min(best[mode], time.process_time() - start)
+        for mode in MODES[1:]:
+            ratios[mode].append(best[mode] / best["packed"])
+        for name, value in _sizes(shape, seed).items():
+            ideal[name].append(value)
+    means = {name: _mean(values) for name, values in (ratios | ideal).items()}
+    flat, full = means["leaf-packed rows"], means[MODES[3]]
+    return [
+        Figure(f"{shape.name}: unique-token ideal against leaf-packed rows", means["flat"], "x", "higher"),
+        Figure(f"{shape.name}: unique-token ideal against padded rows", means["padded"], "x", "higher"),
+        Figure(f"{shape.name}: packed against leaf-packed rows", flat, "x", "higher"),
+        Figure(f"{shape.name}: share of the ideal", flat / means["flat"], "", "higher", IDEAL),
+        Figure(f"{shape.name}: packed against padded rows, logits at loss positions", means[MODES[2]], "x", "higher"),
+        Figure(f"{shape.name}: packed against padded rows, full logits", full, "x", "higher", TARGETS[shape.name]),
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def _sizes(shape: Shape, seed: int) -> dict[str, float]:
+    """Tokens of all rows, unpadded and padded, by unique tokens."""
+    group = grow_group(shape, seed, vocabulary=VOCABULARY)
+    [pack], [chains] = (pack_groups([g], max_pack_tokens=1 << 30) for g in (group, chains_of(group)))
+    unique, lengths = len(column(pack, "tokens", "ids")), [len(row) for row in _rows(chains)]
+    return {"flat": sum(lengths) / unique, "padded": max(lengths) * len(lengths) / unique}
+
+
+def _memory(args: argparse.Namespace, shape: Shape) -> list[Figure]:
+    """Peak memory of an update above that of the model, each mode in a process of its own."""
+    peaks = {mode: _in_process(args, shape, mode) for mode in ("packed", MODES[3])}
+    return [
+        Figure(f"{shape.name}: peak memory, packed", peaks["packed"], "MB", "lower"),
+        Figure(
+            f"{shape.name}: peak memory against padded rows", peaks["packed"] / peaks[MODES[3]], "", "lower", MEMORY
+        ),
+    ]
+
+
+def _in_process(args: argparse.Namespace, shape: Shape, mode: str) -> float:
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_peak, args=(args, shape.name, mode, sender))
+    process.start()
+    sender.close()
+    try:
+        return float(receiver.recv())
+    finally:
+        process.join(60)
+
+
+def _peak(args: argparse.Namespace, name: str, mode: str, sender: Any) -> None:
+    torch.set_num_threads(args.threads)
+    shape = next(s for s in SHAPES if s.name == name)
+    model, way = _model(args), _prepare(shape, 0)[mode]
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)  # gradients belong to the model, in every mode
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
+    before = _resident("VmRSS")
+    way(model)
+    sender.send(_resident("VmHWM") - before)
+
+
+def _resident(key: str) -> float:
+    """MB, of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(key)) / 1024
+
+
+def _exactness(args: argparse.Namespace, shape: Shape) -> list[Figure]:
+    """Largest differences from padded rows, in float32: of log-probs, and of gradients by the largest gradient."""
+    model, found = _model(args), {}
+    for mode, way in _prepare(shape, 0).items():
+        if mode in (MODES[0], MODES[3]):
+            model.zero_grad()
+            logp = way(model)
+            found[mode] = logp, [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    (logp, grads), (row_logp, row_grads) = found[MODES[0]], found[MODES[3]]
+    largest = max(float(g.abs().max()) for g in row_grads)
+    gap = max(float((a - b).abs().max()) for a, b in zip(grads, row_grads, strict=True))
+    return [
+        Figure("largest difference of log-probs", float((logp - row_logp).abs().max()), "nats", "lower", EXACT),
+        Figure("largest difference of gradients, relative", gap / largest, "", "lower", EXACT),
+    ]
+
+
+if __name__ == "__main__":
+    run(measure, description="Packed training on trees", options=options)
