@@ -60,6 +60,10 @@ class CapacityError(TurnTreeError):
     """Something needs more memory or disk than there is; nothing was started."""
 
 
+class ReplayError(ToolError):
+    """Cells of an interpreter that were executed again did not give what they gave before."""
+
+
 class EngineError(TurnTreeError):
     """A generation engine failed or broke its contract."""
 
