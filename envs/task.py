@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from turntree.envs.history import History
+
 __all__ = ["FrozenDict", "Question", "freeze", "thaw"]
 
 
@@ -45,12 +47,19 @@ class FrozenDict(Mapping[str, Any]):
         return (FrozenDict, (thaw(self),))
 
 
+#: The one key of the JSON form of a :class:`History`, which is no list: it is shared by what grows from it.
+_HISTORY = "$history"
+
+
 def freeze(value: Any) -> Any:
-    """Turn nested dicts and lists into :class:`FrozenDict` and tuples; other values pass through."""
+    """Turn nested dicts and lists into :class:`FrozenDict` and tuples; other values pass through.
+
+    What :func:`thaw` made of a :class:`History` is one again.
+    """
     if isinstance(value, FrozenDict):
         return value
     if isinstance(value, Mapping):
-        return FrozenDict(value)
+        return History(freeze(v) for v in value[_HISTORY]) if value.keys() == {_HISTORY} else FrozenDict(value)
     if isinstance(value, (list, tuple)):
         return tuple(freeze(v) for v in value)
     return value
@@ -58,6 +67,8 @@ def freeze(value: Any) -> Any:
 
 def thaw(value: Any) -> Any:
     """The plain JSON-able form of a frozen value: dicts and lists."""
+    if isinstance(value, History):
+        return {_HISTORY: [thaw(v) for v in value]}
     if isinstance(value, Mapping):
         return {k: thaw(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
