@@ -23,7 +23,7 @@ import uvicorn.supervisors  # isort: skip
 
 from turntree.search_backend.guard import GuardedConfig, GuardedProtocol  # isort: skip
 
-__all__ = ["bind", "serve"]
+__all__ = ["bind", "configure", "serve"]
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -54,14 +54,15 @@ def serve(
     with _quiet_term():
         if settings.workers == 1:
             server = make()
-            _Announcing(_config(server.app, settings), lambda: ready(url)).run([listener])
+            _Announcing(configure(server.app, settings), lambda: ready(url)).run([listener])
         else:
             make().close()  # an index that cannot be opened is one message here, not a worker that dies for ever
             with _shared_metrics():
                 _serve_many(make, settings, listener, lambda: ready(url))
 
 
-def _config(app: Any, settings: ServerSettings, **more: Any) -> GuardedConfig:
+def configure(app: Any, settings: ServerSettings, **more: Any) -> GuardedConfig:
+    """Uvicorn's configuration with the limits of ``settings``; ``more``: further arguments of it."""
     config = GuardedConfig(
         app,
         http=GuardedProtocol,
@@ -111,7 +112,7 @@ def _quiet_term() -> Iterator[None]:
 def _serve_many(
     make: Callable[[], SearchServer], settings: ServerSettings, listener: socket.socket, ready: Callable[[], None]
 ) -> None:
-    config = _config(functools.partial(_worker, make), settings, factory=True, workers=settings.workers)
+    config = configure(functools.partial(_worker, make), settings, factory=True, workers=settings.workers)
     before = {sig: signal.getsignal(sig) for sig in (signal.SIGINT, signal.SIGTERM)}
     try:
         _Workers(config, [listener], ready).run()

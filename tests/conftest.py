@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -200,3 +207,140 @@ def make_config(bed: Bed) -> Callable[..., RunConfig]:
     from turntree.trainers.compose import compose
 
     return lambda *overrides: compose([*bed.args, *overrides])
+
+
+class ScriptedServer:
+    """A loopback HTTP server that gives the answers it was told, one a request, then ``always``; it keeps requests.
+
+    An answer is ``(status, headers, body)``; a body that is not bytes is sent as JSON, a fourth element is a pause.
+    """
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[Any, ...]] = []
+        self.always: tuple[Any, ...] = (200, {}, {"result": []})
+        self.requests: list[dict[str, Any]] = []
+        self.times: list[float] = []
+        owner, lock = self, threading.Lock()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Quiet."""
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                with lock:
+                    owner.requests.append({"method": self.command, "path": self.path, "headers": headers, "body": body})
+                    owner.times.append(time.monotonic())
+                    status, more, content, *pause = owner.answers.pop(0) if owner.answers else owner.always
+                if pause:
+                    time.sleep(pause[0])
+                content = content if isinstance(content, bytes) else json.dumps(content).encode()
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    self.send_response(status)
+                    for name, value in {"Content-Length": str(len(content)), **more}.items():
+                        self.send_header(name, value)
+                    self.end_headers()
+                    self.wfile.write(content)
+
+            do_GET = do_POST
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/retrieve"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    @property
+    def bodies(self) -> list[Any]:
+        """The JSON bodies of the requests so far."""
+        return [json.loads(request["body"]) for request in self.requests]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def scripted_server() -> Iterator[ScriptedServer]:
+    server = ScriptedServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def search_server() -> Iterator[Callable[..., str]]:
+    """``search_server(backend, **settings)``: the address of a server of turntree's in this process.
+
+    They stop when the module's tests are done, all at once: each takes its time to stop.
+    """
+    from turntree.search_backend.server import SearchServer, ServerSettings
+
+    started: list[tuple[Any, threading.Thread]] = []
+
+    def start(backend: Any, *, reranker: Any = None, **options: Any) -> str:
+        import uvicorn
+
+        from turntree.search_backend import serving
+
+        settings = ServerSettings(port=0, **options)
+        listener = serving.bind(settings)
+        listener.listen()  # requests before the thread serves wait
+        server = uvicorn.Server(serving.configure(SearchServer(backend, settings, reranker=reranker).app, settings))
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        started.append((server, thread))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    yield start
+    for server, _ in started:
+        server.should_exit = True
+    for _, thread in started:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+
+
+@dataclass
+class ServeProcess:
+    """``turntree serve`` in a process of its own."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def stop(self, sign: int = signal.SIGTERM) -> int:
+        """Send a signal and wait for the exit code."""
+        self.process.send_signal(sign)
+        return self.process.wait(timeout=60)
+
+
+@pytest.fixture
+def serve_process() -> Iterator[Callable[..., ServeProcess]]:
+    """``serve_process(*arguments)``: starts it and waits until it says that it serves."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, **environment: str) -> ServeProcess:
+        command = [sys.executable, "-m", "turntree.cli", "serve", "--port", "0", *arguments]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}
+        )
+        started.append(process)
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:  # ends when the process does
+            said += line
+            if found := re.search(r" at (http://\S+)/retrieve", line):
+                return ServeProcess(process, found[1])
+        raise AssertionError(f"the server did not start:\n{said}")
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(timeout=30)
+        assert process.stdout is not None
+        process.stdout.close()
