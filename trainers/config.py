@@ -16,6 +16,7 @@ from turntree.trainers.agent_config import AgentConfig
 from turntree.trainers.algorithm_config import AlgorithmConfig, built_in
 from turntree.trainers.coldstart_config import ColdStartConfig
 from turntree.trainers.options import at_least, finite, one_of, opt
+from turntree.trainers.rltr_config import RltrConfig
 
 __all__ = [
     "AgentConfig",
@@ -26,6 +27,7 @@ __all__ = [
     "ModelConfig",
     "OpenAIConfig",
     "RewardConfig",
+    "RltrConfig",
     "RunConfig",
     "SamplingConfig",
     "SearchConfig",
@@ -216,6 +218,9 @@ class TrainerConfig:
     adam_beta2: float = opt(0.999, "second-moment decay of AdamW.")
     max_grad_norm: float = opt(1.0, "gradients are clipped to this norm.")
     max_pack_tokens: int = opt(4096, "unique tokens of one forward pass.")
+    activation_checkpointing: bool = opt(
+        False, "compute activations again in the backward pass: less memory, more time."
+    )
     max_concurrent_trees: int | None = opt(None, "trees in flight in a rollout (null: all).")
     importance_cap: float | None = opt(None, "cap of importance weights against the sampler (null: not corrected).")
     eval_every: int = opt(0, "steps between validations (0: only at the end).")
@@ -304,6 +309,7 @@ class RunConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     coldstart: ColdStartConfig = field(default_factory=ColdStartConfig)
     sft: SftConfig = field(default_factory=SftConfig)
+    rltr: RltrConfig = field(default_factory=RltrConfig)
 
     def __post_init__(self) -> None:
         if self.agent.splits and self.reward.finisher:

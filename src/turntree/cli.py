@@ -71,8 +71,20 @@ def train(overrides: tuple[str, ...]) -> None:
 
 @cli.command(cls=Configured)
 @overrides
+def coldstart(overrides: tuple[str, ...]) -> None:
+    """A teacher plays each question coldstart.samples times; the best are kept (coldstart.criterion, .filters).
+
+    Every trajectory is written down when it ends: a run that was stopped, or killed, goes on with resume=true.
+    """
+    from turntree.commands import run_coldstart
+
+    run_coldstart(overrides)
+
+
+@cli.command(cls=Configured)
+@overrides
 def sft(overrides: tuple[str, ...]) -> None:
-    """Cold start: supervised training on a teacher that plays the gold steps of generated questions."""
+    """Cold start: supervised training on kept trajectories (sft.data), or on those that coldstart.* plays first."""
     from turntree.commands import run_sft
 
     run_sft(overrides)
@@ -85,6 +97,18 @@ def evaluate(overrides: tuple[str, ...]) -> None:
     from turntree.commands import run_evaluate
 
     run_evaluate(overrides)
+
+
+@cli.command(cls=Configured)
+@overrides
+def rltr(overrides: tuple[str, ...]) -> None:
+    """Compare no tools, end-to-end SFT, end-to-end RL and RLTR at equal budgets: one table (rltr.seeds=3 out=DIR).
+
+    Without model.path the preset is experiment=rltr, a generated world and the tiny decoder. resume=true goes on.
+    """
+    from turntree.commands import run_rltr
+
+    run_rltr(overrides)
 
 
 @cli.command()

@@ -3,7 +3,8 @@
 from turntree.commands.console import Stopped, resumable
 from turntree.commands.look import run_audit, run_check_env, run_doctor, run_explain, run_view
 from turntree.commands.make import run_model, run_world
-from turntree.commands.runs import run_evaluate, run_quickstart, run_sft, run_train
+from turntree.commands.rltr import run_rltr
+from turntree.commands.runs import run_coldstart, run_evaluate, run_quickstart, run_sft, run_train
 from turntree.commands.search import run_index_build, run_index_info, run_index_search
 from turntree.commands.serve import run_serve
 
@@ -12,6 +13,7 @@ __all__ = [
     "resumable",
     "run_audit",
     "run_check_env",
+    "run_coldstart",
     "run_doctor",
     "run_evaluate",
     "run_explain",
@@ -20,6 +22,7 @@ __all__ = [
     "run_index_search",
     "run_model",
     "run_quickstart",
+    "run_rltr",
     "run_serve",
     "run_sft",
     "run_train",
