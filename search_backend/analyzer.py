@@ -26,6 +26,7 @@ they this to was will with"""
 STOP_WORDS = frozenset(_ENGLISH.split())
 _SEGMENTERS = ("bigrams", "jieba")
 _POSSESSIVE = re.compile(r"['’]s\b")
+_ASCII_WORD = re.compile("[a-z0-9]+")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 _HAN = "\u3005-\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 # Thai, Lao, Burmese, Khmer; kana, Bopomofo, Han with its extensions, Hangul.
@@ -77,12 +78,15 @@ class Analyzer:
         return head + stop + self._split(text, unigrams=True)[0]
 
     def _split(self, text: str, *, unigrams: bool) -> tuple[list[str], list[str]]:
+        if text.isascii():  # most English: the same words by a pattern that takes half the time
+            words = _ASCII_WORD.findall(_POSSESSIVE.sub("", text.lower()))
+            stop = [word for word in words if word in self._stop]
+            return [self._stem(word) for word in words if word not in self._stop], stop
         content: list[str] = []
-        stop: list[str] = []
-        for match in _token_pattern().finditer(_normalise(text)):
-            word = match.group()
-            if match.lastgroup == "unspaced":
-                content += self._unspaced(word, unigrams=unigrams)
+        stop = []
+        for word, run in _token_pattern().findall(_normalise(text)):
+            if run:
+                content += self._unspaced(run, unigrams=unigrams)
             elif word in self._stop:
                 stop.append(word)
             else:
@@ -116,7 +120,7 @@ def _token_pattern() -> re.Pattern[str]:
     starts = [i for i, before in zip(codes, [-2, *codes]) if i != before + 1]
     ends = [i for i, after in zip(codes, [*codes[1:], -2]) if i != after - 1]
     words = "".join(f"{chr(i)}-{chr(j)}" for i, j in zip(starts, ends))
-    return re.compile(f"(?P<word>[{words}]+)|(?P<unspaced>[{_UNSPACED}]+)")
+    return re.compile(f"([{words}]+)|([{_UNSPACED}]+)")
 
 
 def _in_word(char: str) -> bool:
