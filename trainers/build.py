@@ -27,6 +27,7 @@ from turntree.trainers.compose import import_object
 from turntree.trainers.config import AlgorithmConfig, RunConfig
 from turntree.trainers.credit import CreditRule, credit_needs
 from turntree.trainers.doctor import resolve_engine
+from turntree.trainers.forward import recompute_activations
 from turntree.trainers.objectives import LossFunction, PairLossFunction, loss_needs
 from turntree.trainers.pairs import Pair, sibling_pairs
 from turntree.trainers.plugins import load_batched, load_rule, spelled
@@ -92,6 +93,8 @@ def build_bench(config: RunConfig) -> Bench:
         torch.set_num_threads(config.trainer.threads)
     model, tokenizer = load_model(Path(config.model.path), dtype=config.model.dtype, device=config.trainer.device)
     _check_context(config, model)
+    if config.trainer.activation_checkpointing:
+        recompute_activations(model)
     dialogue = Dialogue(tokenizer, style=cast("Style", config.model.dialogue))
     return Bench(model, tokenizer, dialogue, _engine(config, model, tokenizer))
 
