@@ -106,6 +106,9 @@ RESUME_KEYS = (
     "reward",
     "sampling",
     "algorithm",
+    "coldstart",
+    "sft.data",
+    "sft.unfit",
     "sft.laziness",
     "sft.error",
     "trainer.prompts_per_step",
@@ -457,7 +460,8 @@ class _Run:
 
     def _rollout(self, prompts: Sequence[Prompt]) -> Rollout:
         if self.config.algorithm.source == "teacher":
-            return demonstrations(prompts, self.task.core, self.bench.dialogue, self.config)
+            bench = self.bench
+            return demonstrations(prompts, self.task.core, bench.dialogue, self.config, engine=bench.engine)
         return grow(
             prompts,
             core=self.task.core,

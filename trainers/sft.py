@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["SftResult", "demonstration_group", "nll", "train_sft"]
+__all__ = ["SftResult", "TaughtTurn", "demonstration_group", "nll", "taught_group", "train_sft"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +51,33 @@ class SftResult:
     skipped: int = 0
 
 
-def demonstration_group(
-    demo: Demonstration, dialogue: Dialogue, *, uid: str, max_tokens: int, stops: Sequence[str] | None = None
-) -> Group:
-    """One demonstration as a group of one tree with one leaf; each text is tokenised once.
+@dataclass(frozen=True, slots=True)
+class TaughtTurn:
+    """A turn with its tokens. One that is not ``learnt`` is context like an observation: no token of it has a loss."""
 
-    ``stops``: the grammar's stop strings. A turn that ends with none of them gets the end-of-turn token, so that its
-    end is learnt; without ``stops`` no turn does.
+    ids: tuple[int, ...]
+    observation: str
+    text: str = ""
+    learnt: bool = True
+
+
+def taught_group(prompt: str, turns: Sequence[TaughtTurn], dialogue: Dialogue, *, uid: str, max_tokens: int) -> Group:
+    """A trajectory as a group of one tree with one leaf; prompt and observations are tokenised once.
 
     Raises:
-        DataError: the demonstration is longer than ``max_tokens``; cutting it silently would teach broken turns.
+        DataError: there is no turn to learn from, or the trajectory is longer than ``max_tokens``; cutting it silently
+            would teach broken turns.
     """
-    root = Node(observation_ids=dialogue.prompt_ids(demo.prompt))
+    root = Node(observation_ids=dialogue.prompt_ids(prompt))
     node, length = root, len(root.observation_ids)
-    for turn in demo.turns:
-        ids = encode(dialogue.tokenizer, turn.text) if stops is None else dialogue.written_ids(turn.text, stops)
-        observed = dialogue.observation_ids(turn.observation, after=ids) if turn.observation else ()
-        node = node.add_child(Node(turn_ids=ids, logprobs=(0.0,) * len(ids), observation_ids=observed, text=turn.text))
-        length += len(ids) + len(observed)
+    for turn in turns:
+        observed = dialogue.observation_ids(turn.observation, after=turn.ids) if turn.observation else ()
+        length += len(turn.ids) + len(observed)
+        if not turn.learnt:
+            node.observation_ids = (*node.observation_ids, *turn.ids, *observed)
+            continue
+        zeros = (0.0,) * len(turn.ids)
+        node = node.add_child(Node(turn_ids=turn.ids, logprobs=zeros, observation_ids=observed, text=turn.text))
     if node is root:
         raise DataError(f"demonstration {uid}: expected at least one turn, found none")
     if length > max_tokens:
@@ -78,6 +87,22 @@ def demonstration_group(
         )
     node.status, node.reward = "answered", 1.0
     return Group(uid=uid, trees=[Tree(root=root, prompt_uid=uid)])
+
+
+def demonstration_group(
+    demo: Demonstration, dialogue: Dialogue, *, uid: str, max_tokens: int, stops: Sequence[str] | None = None
+) -> Group:
+    """One demonstration as a group of one tree with one leaf; each text is tokenised once.
+
+    ``stops``: the grammar's stop strings. A turn that ends with none of them gets the end-of-turn token, so that its
+    end is learnt; without ``stops`` no turn does. Raises ``DataError`` as :func:`taught_group` does.
+    """
+
+    def ids(text: str) -> tuple[int, ...]:
+        return encode(dialogue.tokenizer, text) if stops is None else dialogue.written_ids(text, stops)
+
+    turns = [TaughtTurn(ids(turn.text), turn.observation, turn.text) for turn in demo.turns]
+    return taught_group(demo.prompt, turns, dialogue, uid=uid, max_tokens=max_tokens)
 
 
 def nll(model: PreTrainedModel, packs: Sequence[Pack], *, backward: bool = False) -> float:

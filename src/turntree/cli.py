@@ -115,7 +115,8 @@ def rltr(overrides: tuple[str, ...]) -> None:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write the world to.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed; equal arguments give equal bytes.")
 @click.option(
-    "--profile", type=click.Choice(["quickstart", "standard"]), default="quickstart", show_default=True, help="Size."
+    "--profile", type=click.Choice(["quickstart", "standard", "code", "code_prose"]), default="quickstart",
+    show_default=True, help="Size and kinds of questions.",
 )
 @click.option(
     "--split", type=click.Choice(["train", "dev", "test"]), default="train", show_default=True,

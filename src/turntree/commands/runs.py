@@ -1,4 +1,4 @@
-"""Commands that run a model: train, sft, evaluate, quickstart."""
+"""Commands that run a model: train, coldstart, sft, evaluate, quickstart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turntree.commands.console import Stopped, console, free_path, resumable, re
 from turntree.errors import EngineError
 from turntree.trainers.compose import compose
 
-__all__ = ["run_evaluate", "run_quickstart", "run_sft", "run_train"]
+__all__ = ["run_coldstart", "run_evaluate", "run_quickstart", "run_sft", "run_train"]
 
 
 def run_train(overrides: Sequence[str]) -> None:
@@ -33,17 +33,42 @@ def run_train(overrides: Sequence[str]) -> None:
             raise Stopped(f"stopped after step {result.progress.step}; {resume_hint('train', overrides)}")
 
 
+def run_coldstart(overrides: Sequence[str]) -> None:
+    """``turntree coldstart``."""
+    config = compose(overrides)  # before the heavy imports, so that mistakes show at once
+    from turntree.trainers.coldstart import coldstart
+
+    with resumable("coldstart", overrides), stage_bars() as report:
+        done = coldstart(config, report=report)
+    statistics = done.statistics
+    for line in statistics.lines():
+        say(line)
+    say(f"kept: {done.kept_file}")
+    kept = [*(o for o in overrides if not o.startswith("out=")), f"out={done.folder}"]
+    if statistics.stopped:
+        hint = resume_hint("coldstart", kept)
+        raise EngineError(f"{statistics.unplayed} trajectories were not played: {statistics.stopped}; {hint}")
+    if statistics.failed:
+        say(f"{statistics.failed} trajectories failed; to play them again, {resume_hint('coldstart', kept)}")
+
+
 def run_sft(overrides: Sequence[str]) -> None:
     """``turntree sft``."""
     config = compose(overrides)  # before the heavy imports, so that mistakes show at once
     from turntree.trainers.coldstart import cold_start
 
     with resumable("sft", overrides), stage_bars() as report:
-        done = cold_start(config, on_step=lambda step, loss: report("sft", step, config.sft.steps, f"loss {loss:.3f}"))
+        done = cold_start(
+            config,
+            on_step=lambda step, loss: report("sft", step, config.sft.steps, f"loss {loss:.3f}"),
+            report=report,
+        )
     losses = done.result.losses
+    score = "" if done.teacher_em is None else f" {done.teacher_em:.3f}"
+    unfit = f" ({done.unfit} did not fit)" if done.unfit else ""
     say(
-        f"teacher {'EM' if done.metric == 'em' else done.metric} {done.teacher_em:.3f} on "
-        f"{done.demonstrations} demonstrations; loss "
+        f"teacher {'EM' if done.metric == 'em' else done.metric}{score} on "
+        f"{done.demonstrations} demonstrations{unfit}; loss "
         f"{losses[-1] if losses else float('nan'):.3f} after {done.result.steps} steps; model: {done.model}"
     )
 
