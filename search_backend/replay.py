@@ -81,7 +81,7 @@ class SearchStore:
             hashes = list(dict.fromkeys(bytes.fromhex(h) for found in answers.values() for h, _ in found))
             rows = self._select("SELECT hash, id, title, text FROM passages WHERE hash IN ({})", hashes)
             passages: dict[str, tuple[str, str, str]] = {h.hex(): (name, title, text) for h, name, title, text in rows}
-        return {q: [Passage(*passages[h], score) for h, score in found] for q, found in answers.items()}
+            return {q: [Passage(*passages[h], score) for h, score in found] for q, found in answers.items()}
 
     def put(
         self, fingerprint: str, answers: Mapping[str, Sequence[Passage]], k: int, *, session: str = "", source: str = ""
