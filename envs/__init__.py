@@ -85,6 +85,13 @@ def register_envs() -> None:
             vector_entry_point="turntree.envs.vector:make_search_qa",
             max_episode_steps=None,
         )
+    if "turntree/SearchCodeQA-v0" not in gymnasium.registry:
+        gymnasium.register(
+            id="turntree/SearchCodeQA-v0",
+            entry_point="turntree.envs.search_code_qa:SearchCodeQAEnv",
+            vector_entry_point="turntree.envs.search_code_qa:make_search_code_qa",
+            max_episode_steps=None,
+        )
 
 
 register_envs()
