@@ -87,9 +87,9 @@ def play(core: SearchQACore, questions: Sequence[Question], *, teacher: Teacher,
     """Play every question, searches batched over all of them; the result keeps the order of ``questions``.
 
     An episode depends on ``seed``, the question's id and the environment only. The metadata of each question needs
-    ``steps`` (``query``, ``supporting_id``, ``answer``; generated worlds have them). Raises :class:`DataError` where
-    there are none, :class:`RetrievalError` where a search fails for good, and :class:`ConfigError` when the grammar
-    cannot read the teacher's turns.
+    ``steps`` (``query``, ``supporting_id``, ``answer``; generated worlds have them); a step with ``tool`` calls that
+    one with its ``query``. Raises :class:`DataError` where there are none or no such tool, :class:`RetrievalError`
+    where a call fails for good, and :class:`ConfigError` when the grammar cannot read the teacher's turns.
     """
     episodes = [_Episode(question, core, teacher, seed) for question in questions]
     while playing := [e for e in episodes if not e.done]:
@@ -116,8 +116,9 @@ def _search(core: SearchQACore, pending: Sequence[tuple[_Episode, Pending[Search
     results = iter(_require(r) for r in execute(core.tools, calls))
     for episode, out in pending:
         mine = [next(results) for _ in out.calls]
-        passages = tuple(p for result in mine for p in result.value)
-        episode.advance(core.resolve(episode.state, out, mine), passages)
+        passages = tuple(p for result in mine if not isinstance(result.value, str) for p in result.value)
+        printed = "\n".join(result.value for result in mine if isinstance(result.value, str))
+        episode.advance(core.resolve(episode.state, out, mine), passages, printed)
 
 
 def _require(outcome: ToolResult | ToolFailure) -> ToolResult:
@@ -169,17 +170,20 @@ class _Episode:
         else:
             self.lookup = self._next_lookup()
             thought = f"{self.finding} . {self.lookup.thought}" if self.finding else self.lookup.thought
-            self.text = _write(self.core, thought, Action("search", self.lookup.query))
+            self.text = _write(self.core, thought, Action(self.lookup.tool, self.lookup.query))
         return self.text
 
-    def advance(self, step: Step[SearchQAState], found: Sequence[Passage]) -> None:
+    def advance(self, step: Step[SearchQAState], found: Sequence[Passage], printed: str = "") -> None:
         """Take in what the environment answered."""
         action = str(step.info.get("action", ""))
         self.turns.append(FinishedTurn(self.text, action, step.observation, step.info))
         self.state, self.last = step.state, step
         if not self.answering and self.lookup is not None:
             gold = self.steps[self.searched]["answer"]
-            self.beliefs[gold] = self._read(self.lookup, gold, found)
+            if self.lookup.tool == "search":
+                self.beliefs[gold] = self._read(self.lookup, gold, found)
+            else:
+                self.beliefs[gold] = printed.strip().rpartition("\n")[2]
             self.finding = f"{self.lookup.relation} {self.beliefs[gold]}".lstrip()
             self.searched += 1
 
@@ -194,13 +198,24 @@ class _Episode:
         return Finished(self.question, self.prompt, turns, status, answer, last.reward, last.state, last.info)
 
     def _stops_searching(self) -> bool:
-        if self.searched >= min(len(self.steps), self.core.limits.searches):
+        if self.searched >= len(self.steps) or self.state.turns + 1 >= self.core.limits.max_turns:
+            return True
+        searches = self.steps[self.searched].get("tool", "search") == "search"
+        if searches and self.state.searches >= self.core.limits.searches:
             return True
         return self.searched > 0 and self.lazy.chance(self.teacher.laziness)
 
     def _next_lookup(self) -> _Lookup:
         step = self.steps[self.searched]
         slipped = self.slip.chance(self.teacher.error)
+        tool = step.get("tool", "search")
+        if tool != "search":
+            if tool not in self.core.tools:
+                raise DataError(
+                    f"question {self.question.id!r}: a gold step calls the tool {tool!r}, but the environment has "
+                    f"{', '.join(self.core.tools)}; use turntree/SearchCodeQA-v0, or give it the tool"
+                )
+            return _Lookup(self._believe(step["query"]), subject="", relation="result", slipped=False, tool=tool)
         if "relation" not in step or "subject" not in step:
             query = self._believe(step["query"])
             return _Lookup(query, subject=query, relation="", slipped=slipped)
@@ -247,15 +262,18 @@ class _Episode:
 
 @dataclass(frozen=True, slots=True)
 class _Lookup:
-    """One search: what is asked of whom, and whether the teacher slips over it."""
+    """One search: what is asked of whom, and whether the teacher slips over it. Or a call of another ``tool``."""
 
     query: str
     subject: str
     relation: str
     slipped: bool
+    tool: str = "search"
 
     @property
     def thought(self) -> str:
+        if self.tool != "search":
+            return f"compute {self.query}"
         return f"find the {self.relation} of {self.subject}" if self.relation else f"find {self.query}"
 
 

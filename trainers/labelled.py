@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from turntree.agents.completeness import call_turns
-from turntree.agents.scorer import Finished, FinishedTurn
+from turntree.agents.completeness.calls import call_turns
+from turntree.agents.completeness.checkers import Ballot, RuleChecker
+from turntree.agents.scorer import Failed, Finished, FinishedTurn
 from turntree.agents.teacher import Teacher, trajectories
 from turntree.envs.core import Step, ToolResult
 from turntree.envs.limits import Limits
+from turntree.envs.search_code_qa import python_tool
 from turntree.envs.search_qa import SearchQACore, SearchQAState
 from turntree.envs.task import FrozenDict, Question
 from turntree.envs.tools import execute
@@ -103,15 +105,19 @@ def world_trajectories(
     loaded = load_world(world)
     asked = loaded.questions[:questions]
     turns = max((len(q.metadata.get("steps", ())) for q in asked), default=0) + 2
-    core = SearchQACore(BM25Backend.from_passages(loaded.passages), limits=Limits(max_turns=turns))
+    computes = any("tool" in step for question in asked for step in question.metadata.get("steps", ()))
+    tools = {"python": python_tool()} if computes else {}
+    core = SearchQACore(BM25Backend.from_passages(loaded.passages), limits=Limits(max_turns=turns), tools=tools)
     demos = trajectories(core, asked, teacher=Teacher(laziness=laziness, error=error), seed=seed)
     played = [replay(core, q, [turn.text for turn in demo.turns], seed=seed) for q, demo in zip(asked, demos)]
     return [Labelled(finished, _holds_every_step(finished)) for finished in played]
 
 
 def _holds_every_step(finished: Finished) -> bool:
-    found = {i for turn in call_turns(finished) for i in turn.retrieved}
-    return all(step["supporting_id"] in found for step in finished.task.metadata["steps"])
+    (vote,) = RuleChecker("steps").vote([Ballot(finished, 0)])
+    if isinstance(vote, Failed):
+        raise DataError(f"question {finished.task.id!r}: its gold steps cannot be checked: {vote.kind}")
+    return vote.complete
 
 
 def replay(core: SearchQACore, question: Question, texts: Sequence[str], *, seed: int = 0) -> Finished:

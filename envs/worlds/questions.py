@@ -12,9 +12,21 @@ from turntree.envs.worlds.stream import Stream
 from turntree.envs.worlds.styles import Style, Templates
 from turntree.errors import ConfigError, DataError
 
-__all__ = ["Chain", "Form", "Kind", "Lookup", "draw_forms", "evaluate", "steps_of", "word"]
+__all__ = [
+    "Chain",
+    "Computation",
+    "Form",
+    "Kind",
+    "Lookup",
+    "computation_of",
+    "draw_forms",
+    "evaluate",
+    "steps_of",
+    "word",
+]
 
-Kind = Literal["chain", "comparison", "yes_no"]
+Kind = Literal["chain", "comparison", "yes_no", "code"]
+Operation = Literal["", "difference", "sum", "age"]
 
 # Draws in a row without a new question after which a world counts as exhausted.
 _PATIENCE = 5000
@@ -33,11 +45,14 @@ class Form:
     """What a question means.
 
     ``chain``: one chain, its end is the answer. ``yes_no``: do two chains end at the same entity? ``comparison``: which
-    of the ends of two chains (of no words: the starts themselves) has the earlier ``YEARS`` date?
+    of the ends of two chains (of no words: the starts themselves) has the earlier ``YEARS`` date? ``code``: a number
+    that is computed from these dates, by ``operation``: how many years lie between them, their sum, or how old a person
+    (the first end) was at the date of something (the second end).
     """
 
     kind: Kind
     chains: tuple[Chain, ...]
+    operation: Operation = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +61,14 @@ class Lookup:
 
     subject: int
     word: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """The last gold step of a code question: an expression and its value, as texts."""
+
+    code: str
     answer: str
 
 
@@ -63,9 +86,23 @@ def steps_of(form: Form, facts: Facts) -> list[Lookup]:
     for chain in form.chains:
         ends = [facts.entities[i] for i in walk(chain, facts)]
         steps += [Lookup(s.index, w, o.name) for s, w, o in zip(ends, chain.words, ends[1:])]
-        if form.kind == "comparison":
+        if form.kind in ("comparison", "code"):
             steps.append(Lookup(ends[-1].index, YEARS[ends[-1].kind], str(ends[-1].year)))
     return steps
+
+
+def computation_of(form: Form, facts: Facts) -> Computation | None:
+    """What is computed from the dates that the lookups gave; None for all but code questions."""
+    if form.kind != "code":
+        return None
+    first, second = (facts.entities[walk(chain, facts)[-1]].year for chain in form.chains)
+    later, earlier = max(first, second), min(first, second)
+    code = f"{first} + {second}" if form.operation == "sum" else f"{later} - {earlier}"
+    return Computation(code, str(_computed(form.operation, first, second)))
+
+
+def _computed(operation: Operation, first: int, second: int) -> int:
+    return first + second if operation == "sum" else abs(first - second)
 
 
 def evaluate(form: Form, facts: Facts) -> tuple[str, ...]:
@@ -78,6 +115,8 @@ def evaluate(form: Form, facts: Facts) -> tuple[str, ...]:
         return first.answers
     if form.kind == "yes_no":
         return ("yes",) if first == rest[0] else ("no",)
+    if form.kind == "code":
+        return (str(_computed(form.operation, first.year, rest[0].year)),)
     if first.year == rest[0].year:
         raise DataError(f"expected different years, found {first.year} twice in {form}")
     return min(first, rest[0], key=lambda e: e.year).answers
@@ -102,6 +141,8 @@ def draw_forms(kind: Kind, hops: int, n: int, *, facts: Facts, stream: Stream) -
         raise ConfigError(f"expected an even number of hops for {kind} questions (two equal sides), found {hops}")
     if kind == "comparison":
         return _distinct(lambda: _comparison(hops // 2 - 1, facts, stream), n, f"comparison questions of {hops} hops")
+    if kind == "code":
+        return _distinct(lambda: _code(hops // 2 - 1, facts, stream), n, f"code questions of {hops} hops")
     ends = _ends_by_words(hops // 2, facts)
     agreeing = [starts for groups in ends.values() for starts in groups.values() if len(starts) > 1]
     # Groups of one relation path: chains of the same group agree, those of different groups do not.
@@ -139,6 +180,16 @@ def _comparison(hops: int, facts: Facts, stream: Stream) -> Form | None:
     a, b = (facts.entities[walk(c, facts)[-1]] for c in chains)
     comparable = a.kind == b.kind and a.year != b.year and _are_apart(chains, facts, shared=0)
     return Form("comparison", chains) if comparable else None
+
+
+def _code(hops: int, facts: Facts, stream: Stream) -> Form | None:
+    operations: tuple[Operation, ...] = ("difference", "sum", "age")
+    operation = stream.pick(operations)
+    chains = (_random_chain(hops, facts, stream), _random_chain(hops, facts, stream))
+    a, b = (facts.entities[walk(c, facts)[-1]] for c in chains)
+    apart = a.year != b.year and _are_apart(chains, facts, shared=0)
+    fits = operation != "age" or (a.kind == "person" and b.kind != "person" and a.year < b.year)
+    return Form("code", chains, operation) if apart and fits else None
 
 
 def _agree(groups: Sequence[Sequence[Chain]], facts: Facts, stream: Stream) -> Form | None:
@@ -198,8 +249,18 @@ def word(form: Form, *, facts: Facts, style: Style, templates: Templates, stream
     if form.kind == "comparison":
         a, b = (_phrase(c, facts, style, templates, stream) for c in form.chains)
         return stream.pick(frames.comparison).format(a=a, b=b, r=YEARS[_end_kind(form.chains[0], facts)])
+    if form.kind == "code":
+        return _word_code(form, facts, style, templates, stream)
     a, b = (_phrase(Chain(c.start, c.words[:-1]), facts, style, templates, stream) for c in form.chains)
     return stream.pick(frames.yes_no).format(a=a, b=b, r=form.chains[0].words[-1])
+
+
+def _word_code(form: Form, facts: Facts, style: Style, templates: Templates, stream: Stream) -> str:
+    """Dates are asked for by their own words: the birth year of X."""
+    frame = stream.pick(style.frames[templates].code[form.operation])
+    phrases = [_phrase(chain, facts, style, templates, stream) for chain in form.chains]
+    dates = [f"the {YEARS[_end_kind(c, facts)]} of {phrase}" for c, phrase in zip(form.chains, phrases)]
+    return frame.format(a=phrases[0] if form.operation == "age" else dates[0], b=dates[1])
 
 
 def _end_kind(chain: Chain, facts: Facts) -> str:

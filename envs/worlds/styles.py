@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from turntree.envs.worlds.facts import Entity, Facts
@@ -12,7 +13,7 @@ from turntree.envs.worlds.stream import Stream
 
 __all__ = ["STYLES", "Frames", "Style", "StyleName", "Telling", "Templates", "lexicon", "name_words"]
 
-StyleName = Literal["short", "prose"]
+StyleName = Literal["short", "prose", "dated"]
 Templates = Literal["train", "test"]
 
 
@@ -20,13 +21,15 @@ Templates = Literal["train", "test"]
 class Frames:
     """Question templates of one split. ``{np}`` is what is asked for, ``{r}`` a relation, ``{a}`` and ``{b}`` sides.
 
-    A style that tells no dates has no ``comparison``.
+    A style that tells no dates has no ``comparison`` and no ``code`` (by operation; ``{a}`` and ``{b}`` are dates, of
+    ``age`` ``{a}`` is a person).
     """
 
     who: tuple[str, ...]
     what: tuple[str, ...]
     yes_no: tuple[str, ...]
     comparison: tuple[str, ...] = ()
+    code: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,32 @@ _PROSE_FRAMES: dict[Templates, Frames] = {
     ),
 }
 
+_SHORT_CODE: dict[Templates, dict[str, tuple[str, ...]]] = {
+    "train": {
+        "difference": ("How many years are between {a} and {b} ?", "Tell me how many years are between {a} and {b} ."),
+        "sum": ("What is the sum of {a} and {b} ?", "Tell me the sum of {a} and {b} ."),
+        "age": ("How old is {a} in {b} ?", "Tell me how old is {a} in {b} ."),
+    },
+    "test": {
+        "difference": ("Can you tell me how many years are between {a} and {b} ?",),
+        "sum": ("I want to know the sum of {a} and {b} .",),
+        "age": ("I want to know how old is {a} in {b} .",),
+    },
+}
+
+_PROSE_CODE: dict[Templates, dict[str, tuple[str, ...]]] = {
+    "train": {
+        "difference": ("How many years lie between {a} and {b}?", "By how many years do {a} and {b} differ?"),
+        "sum": ("What is the sum of {a} and {b}?", "What do {a} and {b} add up to?"),
+        "age": ("How old was {a} in {b}?", "What was the age of {a} in {b}?"),
+    },
+    "test": {
+        "difference": ("What is the distance in years from {a} to {b}?",),
+        "sum": ("Add {a} to {b}: which number results?",),
+        "age": ("How many years had {a} lived by {b}?",),
+    },
+}
+
 STYLES: dict[StyleName, Style] = {
     "short": Style(
         inventory=SHORT,
@@ -173,26 +202,37 @@ STYLES: dict[StyleName, Style] = {
         former="Its former {r} was {o}.",
         mention="It is often named together with {o}.",
         year="Its {r} is {o}.",
-        frames=_PROSE_FRAMES,
+        frames={split: replace(frames, code=_PROSE_CODE[split]) for split, frames in _PROSE_FRAMES.items()},
         prose=True,
     ),
 }
+# The short style with dates, each in a passage of its own.
+STYLES["dated"] = replace(
+    STYLES["short"],
+    year="The {r} of {s} is {o} .",
+    frames={split: replace(frames, code=_SHORT_CODE[split]) for split, frames in _SHORT_FRAMES.items()},
+)
 
 # Words that agents need beside those of the texts: to plan, and to answer.
+_DIGITS = "0123456789"
 _AGENT_WORDS = ("yes", "no", "find", "answer", "different", "next", "so")
 
 
-def lexicon() -> tuple[list[str], list[str]]:
-    """Every word and every name syllable that a world of the short style can contain, both sorted.
+def lexicon(style: StyleName = "short") -> tuple[list[str], list[str]]:
+    """Every word and every name syllable that a world of a short style can contain, both sorted.
 
-    A text of such a world splits at blanks into these words and into names, whose words are two syllables each.
+    A text of such a world splits at blanks into these words and into names, whose words are two syllables each; of the
+    ``dated`` style also into numbers, whose digits are words here, as are the signs that a computation needs.
     """
-    style = STYLES["short"]
-    frames = [t for f in style.frames.values() for t in (*f.who, *f.what, *f.yes_no)]
-    texts = [*frames, style.fact, style.former, style.mention, "the of"]
+    used = STYLES[style]
+    frames = [t for f in used.frames.values() for t in (*f.who, *f.what, *f.yes_no)]
+    texts = [*frames, used.fact, used.former, used.mention, "the of"]
+    if used.year:
+        coded = [t for f in used.frames.values() for wordings in f.code.values() for t in wordings]
+        texts += [*coded, used.year, *YEARS.values(), *_DIGITS, "+ - compute result"]
     words = {w for text in texts for w in text.split() if "{" not in w}
     words.update(_AGENT_WORDS, SHARES, (r.word for r in RELATIONS))
-    return sorted(words), sorted(style.inventory.syllables)
+    return sorted(words), sorted(used.inventory.syllables)
 
 
 def name_words() -> list[str]:

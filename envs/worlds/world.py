@@ -12,7 +12,7 @@ from turntree.envs.datasets import load_questions, save_questions
 from turntree.envs.task import FrozenDict, Question, thaw
 from turntree.envs.worlds.facts import Entity, Facts, apportion, make_facts
 from turntree.envs.worlds.names import Split, draw_pairs
-from turntree.envs.worlds.questions import Form, Kind, draw_forms, evaluate, steps_of, word
+from turntree.envs.worlds.questions import Form, Kind, computation_of, draw_forms, evaluate, steps_of, word
 from turntree.envs.worlds.schema import SHARES
 from turntree.envs.worlds.stream import Stream
 from turntree.envs.worlds.styles import STYLES, Style, StyleName, Templates
@@ -53,9 +53,14 @@ class WorldConfig:
             raise ConfigError(f"expected questions >= 0 and positive weights, found {self.questions} and {self.mix}")
         if any(hops < 1 for _, hops, _ in self.mix):
             raise ConfigError(f"expected at least one hop, found {self.mix}")
-        if not STYLES[self.style].year and any(kind == "comparison" for kind, *_ in self.mix):
+        frames = STYLES[self.style].frames["train"]
+        if not frames.comparison and any(kind == "comparison" for kind, *_ in self.mix):
             raise ConfigError(
                 f"the {self.style} style tells no dates to compare; use style 'prose' for comparison questions"
+            )
+        if not frames.code and any(kind == "code" for kind, *_ in self.mix):
+            raise ConfigError(
+                f"the {self.style} style tells no numbers; use style 'dated' or 'prose' for code questions"
             )
 
 
@@ -82,6 +87,21 @@ PROFILES = {
             ("yes_no", 2, 10),
             ("yes_no", 4, 5),
         ),
+        lectures=10,
+    ),
+    "code": WorldConfig(
+        profile="code",
+        style="dated",
+        entities=180,
+        questions=2000,
+        mix=(("chain", 1, 10), ("chain", 2, 25), ("yes_no", 2, 5), ("code", 2, 60)),
+    ),
+    "code_prose": WorldConfig(
+        profile="code_prose",
+        style="prose",
+        entities=3000,
+        questions=1000,
+        mix=(("chain", 1, 10), ("chain", 2, 25), ("comparison", 2, 10), ("code", 2, 35), ("code", 4, 20)),
         lectures=10,
     ),
 }
@@ -127,14 +147,15 @@ def generate_world(
     entities: int | None = None,
     questions: int | None = None,
 ) -> World:
-    """Make a world of a profile (``quickstart`` or ``standard``), or of an own :class:`WorldConfig`.
+    """Make a world of a profile (one of ``PROFILES``), or of an own :class:`WorldConfig`.
 
     Names of different splits never coincide, for any seeds. ``templates="test"`` words questions in ways held out from
     training; it is the default for ``split="test"``. ``entities`` and ``questions`` override the profile's sizes.
 
-    Each question carries in ``metadata``: ``hops``, ``type`` (``chain``, ``comparison``, ``yes_no``),
-    ``supporting_ids`` and ``steps`` (``query``, ``supporting_id``, ``answer``, and the query's parts ``subject`` and
-    ``relation``). Raises :class:`ConfigError` for sizes that the world cannot hold.
+    Each question carries in ``metadata``: ``hops`` (its searches), ``type`` (``chain``, ``comparison``, ``yes_no``,
+    ``code``), ``supporting_ids`` and ``steps`` (``query``, ``supporting_id``, ``answer``, and the query's parts
+    ``subject`` and ``relation``). The last step of a code question is ``{"tool": "python", "query": code, "answer"}``,
+    and ``operation`` says what is computed. Raises :class:`ConfigError` for sizes that the world cannot hold.
     """
     config = _resize(_profile(profile), entities, questions)
     if split not in get_args(Split):
@@ -248,10 +269,14 @@ def _question(id: str, form: Form, facts: Facts, stated: Mapping[tuple[int, str]
         }
         for s in lookups
     ]
-    metadata = {
+    metadata: dict[str, object] = {
         "type": form.kind,
         "hops": len(steps),
         "supporting_ids": list(dict.fromkeys(s["supporting_id"] for s in steps)),
         "steps": steps,
     }
+    computation = computation_of(form, facts)
+    if computation is not None:
+        steps.append({"tool": "python", "query": computation.code, "answer": computation.answer})
+        metadata["operation"] = form.operation
     return Question(id, text, evaluate(form, facts), FrozenDict(metadata))
