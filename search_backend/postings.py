@@ -247,7 +247,7 @@ def _idf(frequencies: npt.NDArray[np.int64], rows: int) -> npt.NDArray[np.float3
 def _norms(folder: Path, settings: BM25Settings) -> npt.NDArray[np.float64]:
     """float64 [passages]: k1 (1 - b + b length / mean length)."""
     lengths = np.fromfile(folder / _LENGTHS, dtype="<i4")
-    mean = lengths.mean(dtype=np.float64) if len(lengths) else np.float64(1)
+    mean = (lengths.mean(dtype=np.float64) if len(lengths) else 0) or np.float64(1)  # passages without a word
     norms: npt.NDArray[np.float64] = settings.k1 * ((1 - settings.b) + settings.b * lengths.astype(np.float64) / mean)
     return norms
 
