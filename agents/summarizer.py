@@ -211,6 +211,7 @@ _VALUE = re.compile(r"\b[A-Z]\w*(?: [A-Z]\w*)+|\b\d+\b")
 _WORD = re.compile(r"\w+")
 _YES_NO = re.compile(r"(?:is|are|was|were|do|does|did|has|have|had)\b", re.IGNORECASE)
 _EARLIEST = re.compile(r"\b(?:earlier|earliest|first)\b", re.IGNORECASE)
+_TAG = re.compile(r"<[^<>]{1,40}>")  # the grammar's own, around results
 _SENTENCE = re.compile(r"(?<=[.!?。！？\n])\s*")
 
 
@@ -257,7 +258,7 @@ def _value(turn: CallTurn) -> str | None:
         words = set(_WORD.findall(sentence.casefold()))
         return len(words & asked), -len(words)
 
-    for sentence in sorted(_SENTENCE.split(turn.result), key=likeness, reverse=True):
+    for sentence in sorted(_SENTENCE.split(_TAG.sub(" ", turn.result)), key=likeness, reverse=True):
         found = [value for value in _VALUE.findall(sentence) if value not in query]
         if found:
             return str(found[-1])

@@ -221,8 +221,8 @@ def nested_mean(
     """Mean over all values of ``groups`` (seeds, each with its questions) and its 95 % interval.
 
     Of one group that of :mod:`turntree.trainers.stats`: Wilson's for a ``share`` of zeros and ones, else a bootstrap.
-    Of several a bootstrap of two levels (Davison and Hinkley 1997, section 3.8): groups are drawn, then values within each, so that
-    runs that differ by their seed widen it. Groups count equally.
+    Of several a bootstrap of two levels (Davison and Hinkley 1997, section 3.8): groups are drawn, then values within
+    each, so that runs that differ by their seed widen it. Groups count equally.
     """
     if len(groups) < 2:
         values = list(groups[0]) if groups else []
