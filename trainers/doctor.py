@@ -100,6 +100,7 @@ def diagnose(config: RunConfig, machine: Machine | None = None) -> list[Check]:
         _server(config, machine, wanted=name in _SERVERS),
         _model(config, machine, size, local=name in ("hf", "vllm")),
         *_space(config, size),
+        *_search(config),
         _links(),
         _engine(config, choice, trained=choose(machine, model_gb=size, trains=True)),
     ]
@@ -240,6 +241,15 @@ def _space(config: RunConfig, size: float | None) -> Iterator[Check]:
     level = "ok" if free > need else "note"
     do = "" if level == "ok" else "set engine.sync_folder to a folder with room"
     yield Check("shared memory", level, f"{free:.3g} GB free", "weights go to vLLM through it", do)
+
+
+def _search(config: RunConfig) -> Iterator[Check]:
+    """What fits of ``search.corpus`` or ``search.index``; only a configured one that is not there fails."""
+    from turntree.trainers.search_doctor import search_lines
+
+    for line in search_lines(config):
+        level: Level = "ok" if line.fits else "fail" if line.name == "corpus" else "note"
+        yield Check(line.name, level, line.found, line.means, line.do)
 
 
 def _links() -> Check:

@@ -175,14 +175,20 @@ def _option(split: Split) -> str:
 
 
 def _corpus(config: RunConfig, questions: Path, split: Split) -> Path:
-    """What the questions are asked of: the corpus given for them, else the one beside them, else ``search.corpus``."""
+    """What the questions are asked of: the corpus given for them, else the one beside them, else ``search.corpus``.
+
+    A folder is an index: ``search.index``, or one in the place of a corpus.
+    """
     env, search = config.env, config.search
-    corpus = env.dev_corpus if split == "dev" else search.corpus
+    if search.index and (search.corpus or search.backend != "bm25"):
+        other = f"search.corpus={search.corpus}" if search.corpus else f"search.backend={search.backend}"
+        raise ConfigError(f"search.index={search.index} names kind and corpus itself; leave {other} out")
+    corpus = (env.dev_corpus or search.index) if split == "dev" else search.index or search.corpus
     if split == "test" and not env.test_questions:
         corpus = corpus or env.dev_corpus
     beside = questions.parent / "corpus.jsonl"
     path = Path(corpus) if corpus else beside if beside.is_file() else Path(search.corpus or beside)
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"no corpus at {path}: put corpus.jsonl beside {questions.name} or set search.corpus")
     return path
 

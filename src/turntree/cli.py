@@ -209,15 +209,16 @@ def serve(index: Path | None, corpus: Path | None, **options: Any) -> None:
 
 @cli.command(cls=Configured)
 @overrides
+@click.option("--corpus", default=None, help="What fits of this corpus, and how to search it: as search.corpus=FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
-def doctor(overrides: tuple[str, ...], as_json: bool) -> None:
+def doctor(overrides: tuple[str, ...], corpus: str | None, as_json: bool) -> None:
     """What this machine can run, which engine and why.
 
     With overrides: whether the run that they describe can work here; exit code 1 if not.
     """
     from turntree.commands import run_doctor
 
-    run_doctor(overrides, as_json=as_json)
+    run_doctor(overrides, as_json=as_json, corpus=corpus)
 
 
 @cli.command("audit-reward")

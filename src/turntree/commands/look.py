@@ -40,9 +40,9 @@ def run_explain(
     say(explain_stored(tree, credit=credit, arguments=dict(map(argument, arguments)), step=step, index=index))
 
 
-def run_doctor(overrides: Sequence[str], *, as_json: bool) -> None:
+def run_doctor(overrides: Sequence[str], *, as_json: bool, corpus: str | None = None) -> None:
     """``turntree doctor``; ends the process with code 1 when the configured run cannot work."""
-    config = compose(overrides)
+    config = compose([*overrides, *([f"search.corpus={corpus}"] if corpus else [])])
     from turntree.trainers import doctor
 
     checks = doctor.diagnose(config)
