@@ -29,6 +29,8 @@ __all__ = [
     "StepRecord",
     "StoredTree",
     "TreeStore",
+    "decode_line",
+    "encode_line",
     "group_trees",
     "mean_advantages",
     "read_trees",
@@ -325,13 +327,23 @@ def _foreign(value: Any) -> Any:
 def read_trees(path: Path) -> Iterator[StoredTree]:
     """The trees of one file of a store, lazily. Raises as :meth:`TreeStore.read`."""
     for number, line in enumerate(_lines(path), start=1):
-        try:
-            yield _decode_tree(json.loads(line), path)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(
-                f"{path}, line {number} is not a stored tree ({type(error).__name__}: {error}); "
-                "the file is damaged: delete it, the other steps stay readable"
-            ) from error
+        yield decode_line(line, path, number=number)
+
+
+def encode_line(stored: StoredTree) -> bytes:
+    """A tree as its line of the store, line end included; the same bytes that the store holds."""
+    return _utf8(_encode_tree(stored.step, stored.tree, _by_node(stored.advantages)))
+
+
+def decode_line(line: bytes, path: Path, *, number: int) -> StoredTree:
+    """The tree of one line. Raises :class:`DataError` naming ``path`` and ``number`` for anything else."""
+    try:
+        return _decode_tree(json.loads(line), path)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{path}, line {number} is not a stored tree ({type(error).__name__}: {error}); "
+            "the file is damaged: delete it, the other steps stay readable"
+        ) from error
 
 
 def _lines(path: Path) -> Iterator[bytes]:

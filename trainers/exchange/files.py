@@ -1,0 +1,81 @@
+"""JSON Lines in and out, plain, gzipped or with zstandard by the file's name; whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from turntree.errors import DataError
+from turntree.trainers.atomic import atomic_file
+
+__all__ = ["json_line", "read_lines", "write_lines"]
+
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_GZIP = b"\x1f\x8b"
+
+
+def json_line(row: Any) -> bytes:
+    """One row as UTF-8; what UTF-8 cannot hold (lone surrogates) is escaped, so nothing is lost."""
+    text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    try:
+        return f"{text}\n".encode()
+    except UnicodeEncodeError:
+        return (json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n").encode()
+
+
+def write_lines(path: Path, lines: Iterable[bytes]) -> int:
+    """Write lines, compressed for names in ``.zst`` or ``.gz``; returns how many. Equal lines, equal bytes."""
+    count = 0
+    with atomic_file(path) as handle:
+        if path.suffix == ".zst":
+            target: Any = zstandard.ZstdCompressor(level=6, write_checksum=True).stream_writer(handle, closefd=False)
+        elif path.suffix == ".gz":
+            target = gzip.GzipFile(filename="", fileobj=handle, mode="wb", mtime=0)
+        else:
+            target = None
+        for line in lines:
+            (target or handle).write(line)
+            count += 1
+        if target is not None:
+            target.close()
+    return count
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Line numbers from 1 and lines that are not blank, decompressed by content.
+
+    Raises :class:`DataError` for a file that is missing, cut off or corrupt.
+    """
+    try:
+        with path.open("rb") as raw:
+            magic = raw.read(4)
+        if magic == _ZSTD:
+            yield from _zstd_lines(path)
+            return
+        with gzip.open(path, "rb") if magic[:2] == _GZIP else path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line
+    except (OSError, EOFError, zstandard.ZstdError) as error:
+        raise DataError(f"{path}: expected a complete file of JSON lines, found {error}; fetch it again") from error
+
+
+def _zstd_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    decoder = zstandard.ZstdDecompressor().decompressobj()
+    rest, number = b"", 0
+    with path.open("rb") as handle:
+        while chunk := handle.read(1 << 20):
+            *lines, rest = (rest + decoder.decompress(chunk)).split(b"\n")
+            for line in lines:
+                number += 1
+                if line.strip():
+                    yield number, line
+    if not decoder.eof:
+        raise DataError(f"{path}: expected a complete file of JSON lines, found a truncated one; fetch it again")
+    if rest.strip():
+        yield number + 1, rest
