@@ -184,7 +184,7 @@ class TransformerEncoder:
                 raise ConfigError(f"the model in {self.layout.folder} has no pooling to replace; leave pooling=auto")
             return "own"
         own: Any = self._model[position]
-        wanted = self.settings.pooling
+        wanted: Any = self.settings.pooling
         if wanted == "auto":
             wanted = own.pooling_mode if self.layout.modules else self.family.pooling
         if wanted != own.pooling_mode:

@@ -138,7 +138,8 @@ def train_index(index: Any, sample: npt.NDArray[np.float32], factory: str) -> No
     if index.is_trained:
         return
     inner, own = _extract_ivf(index), faiss.downcast_index(index)
-    for owner in (inner, own, getattr(inner, "pq", None), getattr(own, "pq", None)):
+    owners: list[Any] = [inner, own, getattr(inner, "pq", None), getattr(own, "pq", None)]
+    for owner in owners:
         if hasattr(owner, "cp"):
             owner.cp.min_points_per_centroid = 1  # FAISS prints a warning for each sub-quantiser otherwise
         if hasattr(owner, "do_polysemous_training"):

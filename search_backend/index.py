@@ -39,6 +39,7 @@ __all__ = [
 KINDS: dict[str, str] = {
     "bm25": "turntree.search_backend.lexical:KIND",
     "dense": "turntree.search_backend.dense:KIND",
+    "hybrid": "turntree.search_backend.hybrid:KIND",
 }
 """Import paths of the kinds that have a name."""
 
