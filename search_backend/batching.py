@@ -187,12 +187,18 @@ class MicroBatcher:
             for job in jobs:
                 self._search([job])
             return
+        self._forget(sum(job.future.cancelled() for job in jobs))
         for loop in {id(job.loop): job.loop for job in jobs}.values():
             mine = [(job, outcome) for job, outcome in outcomes if job.loop is loop]
             try:
                 loop.call_soon_threadsafe(_deliver, mine)
             except RuntimeError:  # the loop has ended, and with it whoever waited
                 continue
+
+    def _forget(self, late: int) -> None:
+        """Requests that stopped waiting while their search ran: their results are dropped here, and counted."""
+        if late and self._watch:
+            self._watch(Batch(0, 0, 0.0, late))
 
     def _ask(self, queries: list[str], k: int) -> dict[str, Sequence[Passage]]:
         found: dict[str, Sequence[Passage]] = {}

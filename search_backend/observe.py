@@ -63,6 +63,8 @@ class ServerMetrics:
         if batch.requests:
             self.batch.observe(batch.queries)
             self.search.observe(batch.seconds)
+        if batch.dropped:
+            self.dropped.inc(batch.dropped)
         if batch.error:
             self.failed.labels(batch.error).inc()
 
