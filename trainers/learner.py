@@ -460,8 +460,10 @@ class _Run:
 
     def _rollout(self, prompts: Sequence[Prompt]) -> Rollout:
         if self.config.algorithm.source == "teacher":
-            bench = self.bench
-            return demonstrations(prompts, self.task.core, bench.dialogue, self.config, engine=bench.engine)
+            bench, writer = self.bench, self.finisher
+            return demonstrations(
+                prompts, self.task.core, bench.dialogue, self.config, engine=bench.engine, finisher=writer
+            )
         return grow(
             prompts,
             core=self.task.core,

@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 
 from turntree.agents.completeness import CompletenessScorer
 from turntree.agents.completeness.calls import is_legal
-from turntree.agents.scorer import Failed, Finished, Scorer
+from turntree.agents.scorer import Failed, Finished, Scorer, close_all
 from turntree.envs.core import TurnCore
 from turntree.envs.loading import check_arguments, construct, reject_unknown
 from turntree.envs.metrics import Normalizer, exact_match, f1_score
@@ -18,7 +18,7 @@ from turntree.trainers.build import scorer as configured_scorer
 from turntree.trainers.config import RunConfig
 from turntree.trainers.plugins import load_batched
 
-__all__ = ["CRITERIA", "check_criterion", "close_criterion", "load_criterion", "normalizer_of"]
+__all__ = ["CRITERIA", "LegalFormat", "check_criterion", "load_criterion", "reads_answers"]
 
 CRITERIA = ("reward", "completeness", "em", "f1", "format")
 """Criteria by name; others are scorers given by import path."""
@@ -26,11 +26,11 @@ CRITERIA = ("reward", "completeness", "em", "f1", "format")
 _OPTION = "coldstart.criterion"
 
 
-def load_criterion(config: RunConfig, *, normalizer: Normalizer = "squad", votes: Path | None = None) -> Scorer | None:
+def load_criterion(config: RunConfig, core: TurnCore[Any], *, votes: Path | None = None) -> Scorer | None:
     """The scorer that ``coldstart.criterion`` names; None for the environment's own reward.
 
-    ``normalizer``: the default of em and f1. ``votes``: file that keeps what a completeness checker said, unless
-    another one is given, or the checker is a rule. Raises ``ConfigError`` naming the option.
+    Em and f1 compare as ``core`` does, unless they are told otherwise. ``votes``: file that keeps what a completeness
+    checker said, unless another one is given, or the checker is a rule. Raises ``ConfigError`` naming the option.
     """
     name, arguments = config.coldstart.criterion, dict(config.coldstart.criterion_args)
     if ":" in name:
@@ -38,7 +38,7 @@ def load_criterion(config: RunConfig, *, normalizer: Normalizer = "squad", votes
     reject_unknown([name], CRITERIA, what=f"{_OPTION}, or import path,")
     if name == "reward":
         _take_nothing(name, arguments)
-        return configured_scorer(config)
+        return configured_scorer(config, core)
     if name == "completeness":
         if votes is not None and not _by_rule(arguments):
             arguments.setdefault("cache", str(votes))
@@ -46,27 +46,28 @@ def load_criterion(config: RunConfig, *, normalizer: Normalizer = "squad", votes
         return cast("Scorer", construct(CompletenessScorer, arguments, what=_OPTION))
     if name == "format":
         _take_nothing(name, arguments)
-        return legal_format
+        return LegalFormat()
     reject_unknown(arguments, ("normalizer",), what=f"argument of {_OPTION}={name}")
-    rule = arguments.get("normalizer", normalizer)
+    rule = arguments.get("normalizer", getattr(core, "normalizer", "squad"))
     reject_unknown([rule], get_args(Normalizer), what=f"{_OPTION}_args.normalizer")
     return functools.partial(answer_metric, metric=exact_match if name == "em" else f1_score, normalizer=rule)
 
 
-def check_criterion(config: RunConfig) -> None:
+def reads_answers(config: RunConfig) -> bool:
+    """Whether the criterion looks at answers: where it does not, nobody need write any."""
+    own = config.coldstart
+    if own.criterion == "completeness":
+        return own.criterion_args.get("checker", "rule") not in ("rule", "llm")
+    return own.criterion != "format"
+
+
+def check_criterion(config: RunConfig, core: TurnCore[Any]) -> None:
     """Find mistakes in the criterion's options before anything is played. A checker that is a model is not loaded."""
     own = config.coldstart
     if own.criterion == "completeness" and not _by_rule(own.criterion_args):
         check_arguments(CompletenessScorer, own.criterion_args, what=f"{_OPTION}_args")
         return
-    close_criterion(load_criterion(config))
-
-
-def close_criterion(criterion: Scorer | None) -> None:
-    """Let go of what a scorer holds."""
-    close = getattr(criterion, "close", None)
-    if close is not None:
-        close()
+    close_all(load_criterion(config, core))
 
 
 def _by_rule(arguments: Mapping[str, Any]) -> bool:
@@ -90,11 +91,10 @@ def answer_metric(
     return scores
 
 
-def legal_format(finished: Sequence[Finished]) -> list[float | Failed]:
+class LegalFormat:
     """1 where the environment finds the format of the episode legal, else 0."""
-    return [float(is_legal(one)) for one in finished]
 
+    needs_answer = False
 
-def normalizer_of(core: TurnCore[Any]) -> Normalizer:
-    """The normaliser that the environment compares answers with."""
-    return cast("Normalizer", getattr(core, "normalizer", "squad"))
+    def __call__(self, finished: Sequence[Finished]) -> list[float | Failed]:
+        return [float(is_legal(one)) for one in finished]

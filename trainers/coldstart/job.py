@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from turntree.agents.engines.endpoint import Usage
-from turntree.agents.scorer import Failed, Scorer
+from turntree.agents.scorer import Failed, Scorer, close_all
 from turntree.envs.core import TurnCore
 from turntree.errors import ConfigError
 from turntree.trainers.atomic import atomic_file, write_json
 from turntree.trainers.build import run_path
-from turntree.trainers.coldstart.criteria import check_criterion, close_criterion, load_criterion, normalizer_of
+from turntree.trainers.coldstart.criteria import check_criterion, load_criterion
 from turntree.trainers.coldstart.filters import Filter, load_filters
 from turntree.trainers.coldstart.journal import Journal, json_line
 from turntree.trainers.coldstart.played import Key, Played, Slot, slots
@@ -93,8 +93,8 @@ class Plan:
 def prepare(config: RunConfig, *, task: Task | None = None) -> Plan:
     """Check the options and load questions and environment; nothing is written. Raises ``ConfigError`` and others."""
     filters = load_filters(config.coldstart.filters)
-    check_criterion(config)
     task = task or build_task(config, student_tokenizer(config))
+    check_criterion(config, task.core)
     asked = first(task.questions, config.coldstart.questions)
     return Plan(config, task, tuple(slots(asked, config.coldstart.samples)), filters)
 
@@ -209,11 +209,11 @@ class _Journalled:
 
 @contextmanager
 def _criterion(plan: Plan, *, votes: Path | None) -> Iterator[Scorer | None]:
-    criterion = load_criterion(plan.config, normalizer=normalizer_of(plan.core), votes=votes)
+    criterion = load_criterion(plan.config, plan.core, votes=votes)
     try:
         yield criterion
     finally:
-        close_criterion(criterion)
+        close_all(criterion)
 
 
 def _verdicts(

@@ -13,6 +13,7 @@ from turntree.agents.completeness import call_turns
 from turntree.agents.scorer import Finished, FinishedTurn
 from turntree.agents.tokenizer import Tokenizer, encode
 from turntree.envs.core import TurnCore
+from turntree.envs.metrics import exact_match
 from turntree.envs.task import FrozenDict, thaw
 from turntree.errors import DataError
 from turntree.trainers.tree import Tree
@@ -57,7 +58,11 @@ class Played:
 
     def number(self, name: str) -> float | None:
         """A number of the last turn's info, such as ``em``; ``reward`` is the environment's. None where it has none."""
-        value = self.finished.reward if name == "reward" else self.finished.info.get(name)
+        finished = self.finished
+        value = finished.reward if name == "reward" else finished.info.get(name)
+        golds = getattr(finished.task, "golden_answers", ())
+        if name == "em" and value is None and golds and finished.answer is not None:
+            value = exact_match(finished.answer, golds)  # an answer that the environment never saw
         return float(value) if isinstance(value, (bool, int, float)) else None
 
     def to_json(self, core: TurnCore[Any]) -> dict[str, Any]:

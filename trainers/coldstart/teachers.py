@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +15,7 @@ from turntree.agents.engines.endpoint import Usage
 from turntree.agents.engines.protocol import Engine, SamplingParams
 from turntree.agents.engines.transcript import TextTokenizer
 from turntree.agents.models import load_tokenizer
-from turntree.agents.scorer import Failed, Finished, Finisher, env_reward
+from turntree.agents.scorer import Failed, Finished, Finisher, close_all, env_reward
 from turntree.agents.solutions import finish_solutions
 from turntree.agents.teacher import Teacher, play
 from turntree.agents.tokenizer import Tokenizer, encode
@@ -23,6 +23,7 @@ from turntree.envs.core import TurnCore
 from turntree.envs.search_qa import SearchQACore
 from turntree.errors import ConfigError, CostLimitError, EngineError
 from turntree.trainers.build import build_bench, finisher, limits
+from turntree.trainers.coldstart.criteria import reads_answers
 from turntree.trainers.coldstart.played import Key, Played, Slot, played_tree, vocabulary
 from turntree.trainers.config import RunConfig
 from turntree.trainers.doctor import resolve_engine
@@ -195,7 +196,7 @@ def facts(config: RunConfig, core: TurnCore[Any], source: str) -> dict[str, Any]
     about |= {
         "sampling": asdict(teacher_sampling(config, core)),
         "sampling.max_context_tokens": config.sampling.max_context_tokens,
-        "reward.finisher": config.reward.finisher,
+        "answers written by": _writer(config),
     }
     chat = playing.engine.name == "openai" and playing.openai.protocol == "chat"
     if playing.engine.name == "openai":
@@ -206,6 +207,13 @@ def facts(config: RunConfig, core: TurnCore[Any], source: str) -> dict[str, Any]
             "openai.sampling": dict(playing.openai.sampling),
         }
     return about if chat else about | {"teacher": playing.model.path, "model.dialogue": playing.model.dialogue}
+
+
+def _writer(config: RunConfig) -> Any:
+    """Who writes the answers that the criterion reads; empty where the teacher does, or where none are read."""
+    if not reads_answers(config):
+        return ""
+    return list(config.agent.writer(evaluating=False)) if config.agent.splits else config.reward.finisher
 
 
 def teacher_sampling(config: RunConfig, core: TurnCore[Any]) -> SamplingParams:
@@ -223,11 +231,13 @@ def open_seat(config: RunConfig, core: TurnCore[Any], *, spent: Usage) -> Iterat
     """
     playing = seated(config)
     bench = remote_bench(playing, spent=spent) if playing.engine.name == "openai" else build_bench(playing)
-    try:
+    with closing(bench), ExitStack() as parts:
         if playing.engine.name == "vllm_server":
             _hand_over(bench.engine, config)
         tokenizer: Any = bench.tokenizer
         tokens = not isinstance(tokenizer, TextTokenizer)
+        writer = finisher(playing, bench) if reads_answers(config) else None
+        parts.callback(close_all, writer)
         yield Seat(
             bench.engine,
             bench.dialogue,
@@ -235,10 +245,8 @@ def open_seat(config: RunConfig, core: TurnCore[Any], *, spent: Usage) -> Iterat
             in_flight(playing),
             config.seed,
             vocabulary(tokenizer) if tokens else "",
-            finisher(config),
+            writer,
         )
-    finally:
-        bench.close()
 
 
 def in_flight(config: RunConfig) -> Limits:

@@ -13,16 +13,16 @@ from typing import Any
 from turntree.agents.dialogue import Dialogue
 from turntree.agents.engines.protocol import Engine
 from turntree.agents.models import load_tokenizer, save_model
-from turntree.agents.scorer import Scorer
+from turntree.agents.scorer import Finisher, Scorer, close_all
 from turntree.agents.solutions import solutions
 from turntree.agents.teacher import Demonstration, Teacher, trajectories
 from turntree.envs.core import TurnCore
 from turntree.envs.search_qa import SearchQACore
 from turntree.errors import ConfigError, EngineError
 from turntree.trainers.atomic import atomic_file
-from turntree.trainers.build import Bench, build_bench, finisher, run_path
+from turntree.trainers.build import Bench, build_bench, run_path
 from turntree.trainers.checkpoint import config_fingerprint
-from turntree.trainers.coldstart.criteria import close_criterion, load_criterion, normalizer_of
+from turntree.trainers.coldstart.criteria import load_criterion, reads_answers
 from turntree.trainers.coldstart.filters import load_filters
 from turntree.trainers.coldstart.job import Report, make, make_in_memory, prepare
 from turntree.trainers.coldstart.journal import json_line
@@ -260,12 +260,14 @@ def demonstrations(
     config: RunConfig,
     *,
     engine: Engine | None = None,
+    finisher: Finisher | None = None,
 ) -> Rollout:
     """What is kept of the trajectories of ``prompts``, as a rollout for supervised training in the policy's trainer.
 
     A group has one tree a kept trajectory, none where nothing is kept. ``sft.data`` names a file of them; else the
     teacher plays: the oracle, for which nothing was sampled and nothing is counted, or ``engine`` with the policy's
-    present weights (rejection sampling fine-tuning by any criterion).
+    present weights (rejection sampling fine-tuning by any criterion), whose answers ``finisher`` writes where there is
+    one and the criterion reads them.
 
     Raises ``ConfigError`` for another teacher than these: its trajectories come from a file.
     """
@@ -276,7 +278,7 @@ def demonstrations(
         found = _file_by_question(config.sft.data, Path(config.sft.data).stat().st_mtime)
         rows = [found.get(str(getattr(prompt.task, "id", "")), []) for prompt in prompts]
     else:
-        rows, stats = _selected(prompts, core, dialogue, config, engine)
+        rows, stats = _selected(prompts, core, config, _Policy(engine, dialogue, finisher))
     drop = config.sft.unfit == "drop"
     groups = tuple(_group(prompt, mine, student, drop=drop) for prompt, mine in zip(prompts, rows, strict=True))
     count = sum(len(group.trees) for group in groups)
@@ -298,8 +300,17 @@ def _file_by_question(path: str, modified: float) -> dict[str, list[dict[str, An
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """What lets the policy play."""
+
+    engine: Engine | None
+    dialogue: Dialogue
+    finisher: Finisher | None
+
+
 def _selected(
-    prompts: Sequence[Prompt], core: TurnCore[Any], dialogue: Dialogue, config: RunConfig, engine: Engine | None
+    prompts: Sequence[Prompt], core: TurnCore[Any], config: RunConfig, policy: _Policy
 ) -> tuple[list[list[Mapping[str, Any]]], RolloutStats | None]:
     """The kept rows of each prompt, and what sampling them took."""
     own = config.coldstart
@@ -307,9 +318,9 @@ def _selected(
     found: dict[Key, Played] = {}
     outcome = Outcome({})
     if own.teacher == "oracle":
-        found = {played.key: played for played in play_oracle(slots, core, config, dialogue.tokenizer)}
+        found = {played.key: played for played in play_oracle(slots, core, config, policy.dialogue.tokenizer)}
     else:
-        outcome = _play_policy(slots, core, dialogue, config, engine, found)
+        outcome = _play_policy(slots, core, config, policy, found)
     played = [found[slot.key] for slot in slots if slot.key in found]
     judged = judge(played, criterion=_criterion(config, core), filters=load_filters(own.filters))
     by_prompt: dict[str, list[Any]] = {prompt.uid: [] for prompt in prompts}
@@ -327,37 +338,32 @@ _OPEN: dict[str, Scorer | None] = {}
 
 
 def _criterion(config: RunConfig, core: TurnCore[Any]) -> Scorer | None:
-    options = [asdict(config.coldstart), asdict(config.reward), normalizer_of(core)]
+    options = [asdict(config.coldstart), asdict(config.reward), core.fingerprint]
     key = json.dumps(options, default=str, sort_keys=True)
     if key not in _OPEN:
         for other in _OPEN.values():
-            close_criterion(other)
+            close_all(other)
         _OPEN.clear()
-        _OPEN[key] = load_criterion(config, normalizer=normalizer_of(core))
+        _OPEN[key] = load_criterion(config, core)
     return _OPEN[key]
 
 
 def _play_policy(
-    slots: Sequence[Slot],
-    core: TurnCore[Any],
-    dialogue: Dialogue,
-    config: RunConfig,
-    engine: Engine | None,
-    found: dict[Key, Played],
+    slots: Sequence[Slot], core: TurnCore[Any], config: RunConfig, policy: _Policy, found: dict[Key, Played]
 ) -> Outcome:
-    if engine is None or config.coldstart.model or config.coldstart.dialogue:
+    if policy.engine is None or config.coldstart.model or config.coldstart.dialogue:
         raise ConfigError(
             "algorithm.source=teacher with coldstart.teacher=engine samples from the policy itself; trajectories of "
             "another model are played once, by turntree coldstart, and named by sft.data"
         )
     seat = Seat(
-        engine,
-        dialogue,
+        policy.engine,
+        policy.dialogue,
         teacher_sampling(config, core),
         in_flight(config),
         config.seed,
-        vocabulary(dialogue.tokenizer),
-        finisher(config),
+        vocabulary(policy.dialogue.tokenizer),
+        policy.finisher if reads_answers(config) else None,
     )
 
     def take(played: Played) -> None:
