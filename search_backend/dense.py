@@ -78,7 +78,8 @@ class DenseBackend:
     """Nearest passages by an encoder's vectors; a :class:`SearchBackend`.
 
     Scores are rounded to six digits and equal ones keep corpus order, so results do not depend on how queries are
-    batched (beyond the encoder's own rounding). Safe to share between threads. Every passage is a possible result: a
+    batched (beyond the encoder's own rounding). Safe to share between threads; pickling carries the paths. A process
+    that was forked after a search opens its own: FAISS's threads do not survive a fork. Every passage is a possible result: a
     query that matches nothing well still gets its ``k`` nearest. ``identity`` enters the fingerprint.
     """
 
@@ -99,6 +100,7 @@ class DenseBackend:
         self._index = on_gpus(index, gpus=self.options.gpu, half=self.options.gpu_half) if gpu else index
         # FAISS's GPU indexes are not safe to share between threads.
         self._lock = threading.Lock() if gpu else None
+        self._source: tuple[Any, ...] = ()
         about = ["dense", dict(identity), self.options.nprobe, self.options.ef_search, gpu and self.options.gpu_half]
         self._fingerprint = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -114,6 +116,13 @@ class DenseBackend:
 
     def __len__(self) -> int:
         return len(self.passages)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self._source:
+            raise TypeError(
+                "a DenseBackend over an index in memory cannot be pickled; write the index and open_faiss it"
+            )
+        return (_reopen, self._source)
 
     def search(self, queries: Sequence[str], *, k: int) -> list[list[Passage]]:
         """The ``k`` nearest passages of each query, best first; fewer where the corpus or the probed cells have fewer.
@@ -187,19 +196,24 @@ def open_faiss(
     Raises :class:`SearchIndexError` where rows or dimensions differ, and :class:`CapacityError` where
     ``search.memory_limit`` is smaller than what would be read.
     """
-    options = search or DenseSearch()
-    path = Path(path)
-    if not isinstance(encoder, (str, Path, EncoderSettings)):
-        made = encoder
-    else:
-        made = load_encoder(encoder)
+    options, path = search or DenseSearch(), Path(path)
+    made = load_encoder(encoder) if isinstance(encoder, (str, Path, EncoderSettings)) else encoder
     _check_limit(path, options)
     index = read_index(path, mmap=options.mmap, rows=len(passages), dimension=made.dimension)
-    about = identity or {"file": file_identity(path)}
-    corpus = corpus or str(getattr(passages, "fingerprint", ""))
-    return DenseBackend(
-        passages, index, made, identity={"corpus": corpus, "encoder": made.fingerprint, **about}, search=options
-    )
+    about = {
+        "corpus": corpus or str(getattr(passages, "fingerprint", "")),
+        "encoder": made.fingerprint,
+        **(identity or {"file": file_identity(path)}),
+    }
+    backend = DenseBackend(passages, index, made, identity=about, search=options)
+    backend._source = (passages, path.absolute(), made, options, about)
+    return backend
+
+
+def _reopen(
+    passages: Sequence[Passage], path: Path, encoder: Encoder, options: DenseSearch, identity: Mapping[str, Any]
+) -> DenseBackend:
+    return open_faiss(passages, path, encoder, search=options, identity=identity)
 
 
 def file_identity(path: Path) -> str:
@@ -224,7 +238,7 @@ def _check_limit(path: Path, options: DenseSearch) -> None:
         raise CapacityError(
             f"{path}: reading the index needs about {human_bytes(size)} of memory, more than memory_limit="
             f"{options.memory_limit}; leave mmap=true (it stays on disk), build a smaller one (factory=SQ8: a quarter, "
-            "IVF4096,PQ64: a fiftieth of Flat), or use BM25"
+            "IVF4096,PQ64: a fortieth of Flat), or use BM25"
         )
 
 

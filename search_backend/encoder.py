@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,7 @@ def passage_text(passage: Passage) -> str:
 
 class TransformerEncoder:
     """A sentence-transformers model. Batches are sorted by length; vectors come back as float32 in the given order.
+    Safe to share between threads; pickling carries the settings and loads the model again.
 
     Vectors of one text may differ in the last digits between batches of another make-up: the padding differs.
     """
@@ -120,11 +122,15 @@ class TransformerEncoder:
         self.layout = layout or read_layout(Path(settings.model))
         self.family = find_family(self.layout, settings.family)
         self.query_prefix, self.passage_prefix = choose_prefixes(settings, self.layout, self.family)
-        self._model, self._device = _load_model(settings)
+        self._model = _load_model(settings)
+        self._lock = threading.Lock()  # fast tokenizers change their padding state while they work
         self.pooling = self._set_pooling()
         self.max_length = _set_length(self._model, settings)
         self._dimension = int(self._model.get_embedding_dimension())
         self._fingerprint = model_fingerprint(self.layout.folder, self._identity())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (TransformerEncoder, (self.settings,))
 
     @property
     def dimension(self) -> int:
@@ -164,13 +170,14 @@ class TransformerEncoder:
         if not texts:
             return np.zeros((0, self.dimension), np.float32)
         # The prefix is part of the text, not sentence-transformers' `prompt`: that one may be left out of the pooling.
-        found = self._model.encode(
-            [clean(text) for text in texts],
-            prompt="",
-            batch_size=self.settings.batch_size,
-            show_progress_bar=False,
-            convert_to_numpy=True,
-        )
+        with self._lock:
+            found = self._model.encode(
+                [clean(text) for text in texts],
+                prompt="",
+                batch_size=self.settings.batch_size,
+                show_progress_bar=False,
+                convert_to_numpy=True,
+            )
         vectors = np.asarray(found, dtype=np.float32)
         return unit_rows(vectors) if self.settings.normalize else vectors
 
@@ -227,8 +234,8 @@ def unit_rows(vectors: Vectors) -> Vectors:
     return scaled
 
 
-def _load_model(settings: EncoderSettings) -> tuple[Any, str]:
-    """The model in evaluation mode and the device it is on. Pickled weights are not read."""
+def _load_model(settings: EncoderSettings) -> Any:
+    """The model in evaluation mode. Pickled weights are not read."""
     try:
         import sentence_transformers
     except ImportError as error:
@@ -247,7 +254,7 @@ def _load_model(settings: EncoderSettings) -> tuple[Any, str]:
             f"cannot load the encoder in {settings.model} ({type(error).__name__}: {error}); expected a whole model "
             "folder with safetensors weights, and a device that exists"
         ) from error
-    return model.eval(), str(model.device)
+    return model.eval()
 
 
 def _set_length(model: Any, settings: EncoderSettings) -> int:

@@ -76,6 +76,9 @@ class CrossEncoderReranker:
         identity = {"rerank": True, "max_length": settings.max_length, "dtype": settings.dtype}
         self._fingerprint = model_fingerprint(folder, identity)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (CrossEncoderReranker, (self.settings,))
+
     @property
     def fingerprint(self) -> str:
         return self._fingerprint

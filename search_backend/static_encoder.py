@@ -48,6 +48,9 @@ class StaticEncoder:
         self._tokenizer = _read_tokenizer(folder / "tokenizer.json", settings.max_length)
         self._fingerprint = model_fingerprint(self.layout.folder, self._identity())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (StaticEncoder, (self.settings,))
+
     @property
     def dimension(self) -> int:
         return int(self._table.shape[1])

