@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from turntree.errors import ConfigError, RetrievalError
 from turntree.http import check_address, check_number, said
+from turntree.search_backend.bm25 import check_request
 from turntree.search_backend.dialects import DIALECTS, ShapeError, read_answer
 from turntree.search_backend.passage import Passage
 from turntree.search_backend.transport import Answer, Limits, Refusal, Sender, Unreadable
@@ -201,13 +202,8 @@ def json_value(content: bytes) -> Any:
 
 
 def check_queries(queries: Sequence[str], k: int) -> None:
-    """Raise :class:`RetrievalError` for queries that are not strings of valid text, and for ``k < 1``."""
-    if isinstance(queries, (str, bytes)) or not isinstance(queries, Sequence):
-        raise RetrievalError(f"expected a sequence of query strings, found {queries!r:.60}; wrap one query in a list")
+    """Raise :class:`RetrievalError` for queries that are not strings of valid Unicode, and for ``k < 1``."""
+    check_request(queries, k)
     for query in queries:
-        if not isinstance(query, str):
-            raise RetrievalError(f"expected query strings, found a {type(query).__name__}: {query!r:.60}")
-        if any("\ud800" <= char <= "\udfff" for char in query):
+        if not query.isascii() and any("\ud800" <= char <= "\udfff" for char in query):
             raise RetrievalError(f"expected valid Unicode, found a lone surrogate in the query {query!r:.60}")
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise RetrievalError(f"expected a number of passages k >= 1, found {k!r}")

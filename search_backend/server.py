@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from turntree import __version__
 from turntree.errors import ConfigError, MissingExtraError
 from turntree.http import check_number, check_seconds
 from turntree.search_backend.client import FINGERPRINT_HEADER, secret_from
-from turntree.search_backend.passage import Passage, SearchBackend
+from turntree.search_backend.passage import SearchBackend
+
+if TYPE_CHECKING:
+    from turntree.search_backend.rerank import Reranker
 
 try:
     from fastapi import FastAPI, Request, Response
@@ -34,15 +37,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise MissingExtraError(f"the search server needs the extra: pip install 'turntree[server]' ({error})") from error
 
-__all__ = ["Reranker", "ServerSettings", "SearchServer", "create_app", "rank"]
-
-
-class Reranker(Protocol):
-    """What /rerank needs: a score for each passage of each query, higher is better."""
-
-    def score(self, queries: Sequence[str], passages: Sequence[Sequence[Passage]]) -> Sequence[Sequence[float]]:
-        """One list of scores for each query, one score for each of its passages."""
-        ...
+__all__ = ["ServerSettings", "SearchServer", "create_app", "rank"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,8 @@ def test_search_r1s_own_reading_of_an_answer(search_server: Start) -> None:
 class Lengths:
     """Scores a passage by its length: the longest first."""
 
+    fingerprint = "lengths"
+
     def score(self, queries: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
         return [[float(len(p.text)) for p in each] for each in passages]
 
