@@ -41,7 +41,80 @@ def free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "env.grammar=free_rules:Free"
 
 
-@pytest.mark.parametrize("algorithm", ["tree_grpo", "at2po", "grpo"])
+PLANS = '''
+from free_rules import Free
+
+from turntree.envs.core import Action
+from turntree.envs.grammar import ParsedTurn
+
+
+class Plans(Free):
+    """Stops where :class:`Babble` would have answered."""
+
+    fingerprint = "plans"
+
+    def parse(self, text):
+        parsed = super().parse(text)
+        if "<finish>" in text or (parsed.action.kind == "answer" and not text.startswith("<think> t ")):
+            return ParsedTurn(Action("finish", ""))
+        return parsed
+'''
+
+#: Votes and trees combine: the panel below votes three times on each leaf, at random, by content.
+PANEL = """
+import zlib
+
+from turntree.agents.completeness import Vote, call_turns
+
+
+class Panel:
+    fingerprint = "panel"
+    constant = False
+    needs_answer = False
+
+    def content(self, finished):
+        return repr([turn.calls for turn in call_turns(finished)])
+
+    def vote(self, ballots):
+        return [Vote(bool(zlib.crc32(f"{self.content(b.finished)}{b.seed}".encode()) % 2)) for b in ballots]
+"""
+
+
+@pytest.mark.parametrize("agent", ["react", "planner_summarizer"])
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "reinforce_pp", "tree_grpo", "at2po"])
+def test_every_algorithm_trains_both_agents_by_completeness(
+    make_config: Callable[..., RunConfig], free: str, tmp_path: Path, algorithm: str, agent: str
+) -> None:
+    """Two updates each: trees and votes combine, the rule part counts, the answer is never asked for."""
+    (tmp_path / "plans_rules.py").write_text(PLANS, encoding="utf-8")
+    (tmp_path / "panel_rules.py").write_text(PANEL, encoding="utf-8")
+    out, split = tmp_path / "run", agent == "planner_summarizer"
+    options = (
+        "env.grammar=plans_rules:Plans" if split else free,
+        f"agent={agent}",
+        "reward.scorer_args.checker=panel_rules:Panel",
+        "reward.scorer_args.votes=3",
+        "reward.scorer_args.penalties.max_argument=5",
+        "reward.scorer_args.penalties.bad_argument=0.05",
+        "trainer.prompts_per_step=2",
+        "trainer.steps=2",
+        "sampling.max_turn_tokens=8",
+    )
+    train(make_config(f"algorithm={algorithm}", SCORER, *options, f"out={out}"))
+    found = rows(out)
+    assert [row["total/updates"] for row in found] == [1, 2]
+    for row in found:
+        total = row["tree/reward/completeness"] + row["tree/reward/rule"]
+        assert row["critic/score/mean"] == pytest.approx(total)
+        assert -0.5 <= row["critic/score/min"] <= row["critic/score/max"] <= 1
+        assert row["budget/failed"] == 0
+        assert row.get("summarizer/requests", 0) == 0
+    assert any(row["tree/reward/rule"] < 0 for row in found)
+    assert any(row["actor/grad_norm"] > 0 for row in found)
+    assert {row["tree/reward/completeness"] for row in found} - {0.0, 1.0}
+
+
+@pytest.mark.parametrize("algorithm", ["tree_grpo"])
 def test_completeness_trains(make_config: Callable[..., RunConfig], free: str, tmp_path: Path, algorithm: str) -> None:
     out, steps = tmp_path / "run", 2 if algorithm == "tree_grpo" else 1
     penalties = (

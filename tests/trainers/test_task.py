@@ -110,6 +110,7 @@ def test_arguments_reach_the_environment_and_the_results() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        ([ECHO, "agent=planner_summarizer"], "agent=planner_summarizer plays question answering"),
         (["env.id=tests/Ecko-v0"], "did you mean 'tests/Echo-v0'"),
         ([ECHO, "env.args.max_turn=3"], "max_turn"),
         ([ECHO, "env.max_turns=3"], r"env\.max_turns is an option of turntree/SearchQA-v0.*env\.args"),
