@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -417,6 +418,11 @@ def test_metrics_info_and_openapi(search_server: Start) -> None:
         'turntree_request_seconds_count{path="/retrieve"} 2.0',
     ):
         assert line in text
+    page = (Path(__file__).parents[2] / "docs" / "search-server.md").read_text(encoding="utf-8")
+    kinds = dict(re.findall(r"^# TYPE (turntree_\w+) (\w+)$", text, re.MULTILINE))
+    names = [name for name, kind in kinds.items() if not (kind == "gauge" and name.endswith("_created"))]
+    assert len(names) == 9
+    assert not [name for name in names if f"`{name}`" not in page]
     info = httpx2.get(f"{url}/info").json()
     assert (info["server"], info["fingerprint"], info["passages"]) == ("turntree", bm25().fingerprint, 3)
     assert info["limits"]["max_k"] == 50
