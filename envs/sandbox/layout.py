@@ -93,8 +93,8 @@ def make_plan(options: SandboxOptions, *, layers: Sequence[str], zygote: bool = 
         "namespaces": list(kernel.NAMESPACES) if isolated and zygote else [],
         "user": user,
         "group": group,
-        "binds": binds(options) if isolated else [],
-        "links": links() if isolated else [],
+        "binds": binds(options, started_inside=not zygote) if isolated else [],
+        "links": links(started_inside=not zygote) if isolated else [],
         "hidden": [f"{library_inside()}/{name}" for name in ("site-packages", "dist-packages")],
         "library": str(library()),
         "library_inside": library_inside(),
@@ -117,13 +117,17 @@ def _readable_by_all() -> bool:
     return all(os.stat(path).st_mode & 0o004 for path in (folder, folder / "os.py"))
 
 
-def binds(options: SandboxOptions) -> list[tuple[str, str]]:
-    """(path outside, path inside) of everything that is shown."""
+def binds(options: SandboxOptions, *, started_inside: bool = False) -> list[tuple[str, str]]:
+    """(path outside, path inside) of everything that is shown.
+
+    A Python that was not ``started_inside`` has its own library loaded already, which may lie in somebody's folder.
+    """
     shown = [(str(library()), library_inside()), ("/dev/null", "/dev/null")]
     platform_library = Path(sysconfig.get_path("platstdlib", vars={"platbase": sys.base_prefix})) / "lib-dynload"
     if platform_library.is_dir() and platform_library.parent != library():
         shown.append((str(platform_library), f"{library_inside()}/lib-dynload"))
-    shown += [(path, path) for path in _shared_libraries()]
+    libraries = (path for path in _shared_libraries() if started_inside or "/libpython" not in path)
+    shown += [(path, path) for path in libraries]
     if os.path.isfile("/etc/ld.so.cache"):
         shown.append(("/etc/ld.so.cache", "/etc/ld.so.cache"))
     return shown + [pair for name in options.packages for pair in _package(name)]
@@ -143,11 +147,12 @@ def _shared_libraries() -> tuple[str, ...]:
     return tuple(path for path in found.stdout.splitlines() if not path.startswith(inside_library))
 
 
-def links() -> list[tuple[str, str]]:
+def links(*, started_inside: bool = False) -> list[tuple[str, str]]:
     """(target, link): by which names programs ask for the libraries, and links to library folders at the top."""
     tops = (f"/{name}" for name in ("lib", "lib32", "lib64", "libx32"))
     found = [(os.readlink(top), top) for top in tops if os.path.islink(top)]
-    return found + [link for path in _shared_libraries() for link in _links_beside(path)]
+    libraries = (path for path in _shared_libraries() if started_inside or "/libpython" not in path)
+    return found + [link for path in libraries for link in _links_beside(path)]
 
 
 def _links_beside(path: str) -> list[tuple[str, str]]:

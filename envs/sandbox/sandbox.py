@@ -26,7 +26,7 @@ __all__ = ["CellResult", "Ends", "Interpreter", "Sandbox", "open_ends"]
 Ending = Literal["done", "cpu", "wall", "gone"]
 
 _START_S = 20.0
-_FORK_S = 5.0
+_FORK_S = 2.0
 _LOOK_S = 0.05  # between two looks at the processor time of a running cell
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -193,12 +193,12 @@ class Interpreter:
         finally:
             gate.may_fork = 0
 
-    def close(self) -> None:
-        """Kill the process."""
+    def close(self, *, wait: bool = True) -> None:
+        """Kill the process, and ``wait`` until it is gone."""
         if not self.alive:
             return
         self.alive = False
-        kill(self.pidfd)
+        kill(self.pidfd, within_s=5.0 if wait else 0.0)
         os.close(self.pidfd)
         self.ends.close()
         self.sandbox.interpreters.discard(self)
@@ -211,7 +211,7 @@ class Interpreter:
 
 
 def kill(pidfd: int, *, within_s: float = 5.0) -> None:
-    """Kill a process and wait until it is gone."""
+    """Kill a process and wait so long until it is gone."""
     with contextlib.suppress(OSError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     waiting = select.poll()
@@ -329,10 +329,10 @@ class Sandbox:
     def close(self) -> None:
         """Kill everything inside."""
         for interpreter in list(self.interpreters):
-            interpreter.close()
+            interpreter.close(wait=False)
         self._keeper.close()
         if self._pidfd >= 0:
-            kill(self._pidfd)
+            kill(self._pidfd)  # it is gone when all that are in its namespace are
             os.close(self._pidfd)
             self._pidfd = -1
         if self.gate is not None:

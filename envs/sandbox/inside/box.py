@@ -84,11 +84,19 @@ def move_library(prefix: str, library: str) -> None:
     """Import from where the library is shown, and say so: names of folders outside are nobody's business."""
     sys.path[:] = [path for path in (library, f"{library}/lib-dynload", "/packages") if os.path.isdir(path)]
     sys.path_importer_cache.clear()
+
+    def moved(value: Any) -> Any:
+        inside = isinstance(value, str) and value.startswith(prefix)
+        return library + value[len(prefix) :] if inside else value
+
     for module in list(sys.modules.values()):
-        for name in ("__file__", "__cached__"):
-            value = getattr(module, name, None)
-            if isinstance(value, str) and value.startswith(prefix):
-                setattr(module, name, library + value[len(prefix) :])
+        spec = getattr(module, "__spec__", None)
+        for owner, names in ((module, ("__file__", "__cached__")), (spec, ("origin", "cached"))):
+            for name in names:
+                if isinstance(getattr(owner, name, None), str):
+                    setattr(owner, name, moved(getattr(owner, name)))
+        if isinstance(getattr(module, "__path__", None), list):  # where its submodules are looked for
+            module.__path__[:] = map(moved, module.__path__)
     for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix"):
         setattr(sys, name, "/python")
     sys.executable, sys.argv, sys.orig_argv = "", [""], []
