@@ -26,8 +26,8 @@ IGNORED = -100
 """The label of a token without loss, as TRL and transformers have it."""
 
 PairForm = Literal["messages", "implicit", "text"]
-"""``messages``: prompt, chosen, rejected as messages; ``implicit``: the prompt repeated in both; ``text``: texts with the
-chat template's own words, decoded from the tokens."""
+"""``messages``: prompt, chosen, rejected as messages; ``implicit``: the prompt repeated in both; ``text``: texts with
+the chat template's own words, decoded from the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
