@@ -180,7 +180,11 @@ def _read_info(answer: Answer) -> str:
 
 
 def _rebuilt(settings: RemoteSettings, fingerprint: str) -> RemoteBackend:
-    own = {"dialect": settings.dialect, "token_env": settings.token_env, "max_queries": settings.max_queries}
+    own: dict[str, Any] = {
+        "dialect": settings.dialect,
+        "token_env": settings.token_env,
+        "max_queries": settings.max_queries,
+    }
     return RemoteBackend(settings.url, fingerprint=fingerprint, **own, **asdict(settings.limits))
 
 

@@ -87,7 +87,8 @@ class SearchStore:
         self, fingerprint: str, answers: Mapping[str, Sequence[Passage]], k: int, *, session: str = "", source: str = ""
     ) -> None:
         """Store answers. One of another session is replaced, one of the same session stays as it is."""
-        rows, passages = [], {}
+        rows: list[tuple[Any, ...]] = []
+        passages: dict[bytes, Passage] = {}
         for query, found in answers.items():
             hashed = [(_hash(passage), passage) for passage in found]
             passages.update(hashed)

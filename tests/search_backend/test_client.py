@@ -197,7 +197,7 @@ def test_remote_equals_local_for_every_dialect(search_server: Callable[..., str]
 
 
 def test_retried_are_connections_5xx_and_429_but_no_other_4xx(scripted_server: Any) -> None:
-    good = (200, {}, {"result": [[PARIS]]})
+    good: tuple[int, dict[str, str], Any] = (200, {}, {"result": [[PARIS]]})
     for status in (500, 502, 503, 504, 429, 408):
         scripted_server.answers = [(status, {}, b"busy"), good]
         with quick(scripted_server.url) as remote:
@@ -318,8 +318,8 @@ def test_fingerprints(search_server: Callable[..., str], scripted_server: Any) -
     local = BM25Backend.from_passages([Passage("1", "", "river")])
     with quick(f"{search_server(local)}/retrieve") as remote:
         assert remote.fingerprint == local.fingerprint
-    for answer in ((404, {}, b"nothing"), (200, {}, b"<html>"), (200, {}, {"name": "other"}), (200, {}, [1])):
-        scripted_server.always = answer
+    for status, answer in ((404, b"nothing"), (200, b"<html>"), (200, {"name": "other"}), (200, [1])):
+        scripted_server.always = (status, {}, answer)
         with quick(scripted_server.url) as peer:
             assert peer.fingerprint.startswith("unverified:")
             assert peer.fingerprint == peer.fingerprint

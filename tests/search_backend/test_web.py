@@ -87,7 +87,8 @@ def test_paths_of_an_api_of_ones_own(scripted_server: Any) -> None:
 
 
 def test_nothing_found_is_not_an_unknown_answer(scripted_server: Any) -> None:
-    for empty in ({"organic": []}, {"searchParameters": {"q": "x"}}):
+    empties: list[dict[str, Any]] = [{"organic": []}, {"searchParameters": {"q": "x"}}]
+    for empty in empties:
         scripted_server.always = (200, {}, empty)
         assert web(scripted_server.url, style="serper").search(["x"], k=3) == [[]]
     for wrong, words in (
