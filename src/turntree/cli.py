@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from turntree import __version__
+from turntree.cli_exchange import COMMANDS
 from turntree.errors import TurnTreeError
 
 if TYPE_CHECKING:
@@ -337,6 +338,10 @@ def index_search(folder: Path, queries: tuple[str, ...], k: int, settings: tuple
     from turntree.commands import run_index_search
 
     run_index_search(folder, queries, k=k, settings=settings, as_json=as_json)
+
+
+for command in COMMANDS:
+    cli.add_command(command)
 
 
 def main() -> None:
