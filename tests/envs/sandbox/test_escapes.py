@@ -124,7 +124,11 @@ GET_OUT = {
     "write host file": ("open({FILE!r}, 'w').write('gone')", _ABSENT),
     "repository": ("import os\nos.listdir({REPO!r})", _ABSENT),
     "work": ("import os\nos.listdir('/work')", _ABSENT),
-    "root listing": ("import os\nset(os.listdir('/')) - {{'dev', 'etc', 'lib', 'lib32', 'lib64', 'libx32', 'python', 'tmp', 'usr'}}", r"^set\(\)"),
+    "root listing": (
+        "import os\n"
+        "set(os.listdir('/')) - {{'dev', 'etc', 'lib', 'lib32', 'lib64', 'libx32', 'python', 'tmp', 'usr'}}",
+        r"^set\(\)",
+    ),
     "environ": ("import os\ndict(os.environ)", r"^\{'HOME': '/tmp'"),
     "proc self environ": ("open('/proc/self/environ', 'rb').read()", _ABSENT),
     "proc 1 environ": ("open('/proc/1/environ', 'rb').read()", _ABSENT),
@@ -136,7 +140,7 @@ GET_OUT = {
     "write library": ("open('/python/lib/evil.py', 'w')", _DENIED + "|Read-only"),
     "write stdlib": ("import os\nopen(os.path.dirname(os.__file__) + '/os.py', 'a')", _DENIED + "|Read-only"),
     "symlink": ("import os\nos.symlink({FILE!r}, 'link')\nopen('link').read()", _ABSENT),
-    "symlink to root": ("import os\nos.symlink('/', 'r')\nos.listdir('r/etc') if os.path.isdir('r/etc') else 'none'", ".*"),
+    "symlink to root": ("import os\nos.symlink('/', 'r')\nopen('r/etc/passwd')", _ABSENT),
     "hardlink": ("import os\nos.link('/python', 'link')", _DENIED + "|OSError|Invalid cross-device"),
     "mknod": ("import os, stat\nos.mknod('disk', stat.S_IFBLK | 0o666, os.makedev(254, 0))", _DENIED),
     "inherited descriptors": (
@@ -146,7 +150,11 @@ GET_OUT = {
     ),
     "packages of the host": ("import turntree.envs.worlds", "ModuleNotFoundError"),
     "numpy of the host": ("import numpy", "ModuleNotFoundError"),
-    "site packages": ("import sys\nsys.path.append({REPO!r} + '/.venv/lib/python3.11/site-packages')\nimport gymnasium", "ModuleNotFoundError"),
+    "site packages": (
+        "import sys\nlib = '/lib/python3.11/site-packages'\nsys.path += [{REPO!r} + '/.venv' + lib, '/python' + lib]\n"
+        "import gymnasium",
+        "ModuleNotFoundError",
+    ),
     "os.system": ("import os\nos.system('id > /tmp/out')\nos.listdir('/tmp')", r"^\[\]"),
     "subprocess": ("import subprocess\nsubprocess.run(['id'], capture_output=True)", _DENIED),
     "shell": ("import subprocess\nsubprocess.getoutput('cat /etc/passwd')", _DENIED),
@@ -161,7 +169,10 @@ GET_OUT = {
     "netlink": ("import socket\nsocket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)", _DENIED),
     "packet socket": ("import socket\nsocket.socket(17, socket.SOCK_RAW)", _DENIED),
     "vsock": ("import socket\nsocket.socket(40, socket.SOCK_STREAM)", _DENIED),
-    "url": ("import urllib.request\nurllib.request.urlopen('http://127.0.0.1:{PORT}', timeout=1)", "URLError|Permission|gaierror"),
+    "url": (
+        "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:{PORT}', timeout=1)",
+        "URLError|Permission|gaierror",
+    ),
     "kill the supervisor": ("import os\nos.kill({OURS}, 9)", _DENIED),
     "kill a process": ("import os\nos.kill({PID}, 9)", _DENIED),
     "kill everything": ("import os\nos.kill(-1, 9)", _DENIED),
@@ -182,7 +193,7 @@ GET_OUT = {
     "chroot": ("import os\nos.mkdir('x')\nos.chroot('x')", _DENIED),
     "setuid": ("import os\nos.setuid(0)", _DENIED),
     "setgroups": ("import os\nos.setgroups([0])", _DENIED),
-    "capabilities": ("import ctypes\nctypes.CDLL(None).capset(ctypes.create_string_buffer(8), ctypes.create_string_buffer(24))", r"^-1"),
+    "capabilities": ("import ctypes\nb = ctypes.create_string_buffer\nctypes.CDLL(None).capset(b(8), b(24))", r"^-1"),
     "bpf": ("import ctypes\nctypes.CDLL(None).syscall(321, 0, 0, 0)", r"^-1"),
     "io_uring": ("import ctypes\nctypes.CDLL(None).syscall(425, 8, ctypes.create_string_buffer(120))", r"^-1"),
     "keyring": ("import ctypes\nctypes.CDLL(None).syscall(250, 0, -3, 0, 0, 0)", r"^-1"),
@@ -192,11 +203,16 @@ GET_OUT = {
     "priority": ("import os\nos.nice(-5)", _DENIED + "|AttributeError"),
     "clock": ("import time\ntime.clock_settime(0, 0)", _DENIED),
     "host name": ("import socket\nsocket.sethostname('x')", _DENIED),
-    "shared memory": ("from multiprocessing import shared_memory as s\ns.SharedMemory(create=True, size=100)", _ABSENT + "|" + _DENIED),
+    "shared memory": (
+        "from multiprocessing import shared_memory as s\ns.SharedMemory(create=True, size=100)",
+        _ABSENT + "|" + _DENIED,
+    ),
     "message queue": ("import ctypes\nctypes.CDLL(None).msgget(1, 0o1666)", r"^-1"),
     "raise limits": ("import resource as r\nr.setrlimit(r.RLIMIT_AS, (-1, -1))", "ValueError|" + _DENIED),
     "limits of others": ("import resource as r\nr.prlimit(1, r.RLIMIT_CPU, (1, 1))", _DENIED),
-    "pickle": ("import pickle\nclass X:\n    def __reduce__(s): return (__import__('os').system, ('echo x > /tmp/out',))\npickle.loads(pickle.dumps(X()))\n"
+    "pickle": (
+        "import pickle\nclass X:\n    def __reduce__(s): return (__import__('os').system, ('echo x > /tmp/out',))\n"
+        "pickle.loads(pickle.dumps(X()))\n"
         "import os\nos.listdir('/tmp')", r"^\[\]"),
     "who am i": ("import os\nos.getuid(), os.geteuid(), os.getgroups()", r"^\(1000, 1000, \[.*\]\)"),
 }  # fmt: skip
@@ -255,7 +271,7 @@ TAKE = {
     "output of C": ("import os\nfor _ in range(100): os.write(1, b'y' * 10**5)", r"characters left out"),
     "value": ("'z' * 10**6", r"characters left out"),
     "recursion": ("def f(): return f()\nf()", "RecursionError"),
-    "no recursion limit": ("import sys\nsys.setrecursionlimit(10**9)\ndef f(): return f()\nf()", "MemoryError|" + _STOPPED),
+    "no recursion limit": ("import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()", "MemoryError|" + _STOPPED),
     "recursion in C": ("x = []\nfor _ in range(10**5): x = [x]\nrepr(x)", "RecursionError|" + _STOPPED),
     "nested source": ("eval('(' * 10**4 + ')' * 10**4)", "MemoryError|SyntaxError|RecursionError|" + _STOPPED),
     "yaml bomb": ("x = ['x'] * 10\nfor _ in range(30): x = [x] * 10\nlen(str(x))", "MemoryError|" + _STOPPED),
@@ -270,9 +286,9 @@ HANG = {
         "import signal\nfor s in (1, 2, 3, 14, 15, 24):\n    signal.signal(s, signal.SIG_IGN)\nwhile True: pass"
     ),
     "caught exceptions": "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
-    "destructor": "class X:\n    def __del__(s):\n        while True: pass\nX()",
+    "destructor": "class X:\n    def __del__(s):\n        while True: pass\nX()\nNone",
     "hanging repr": "class X:\n    def __repr__(s):\n        while True: pass\nX()",
-    "busy thread": "import threading\ndef f():\n    while True: pass\nt = threading.Thread(target=f)\nt.start(); t.join()",
+    "busy thread": "from threading import Thread as T\ndef f():\n    while True: pass\nt = T(target=f)\nt.start(); t.join()",
     "endless output": "while True: print('x' * 1000)",
     "alarm": "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\nwhile True: pass",
 }
@@ -329,7 +345,7 @@ def test_what_takes_everything_gets_its_share(name: str, tool: PythonTool, host:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HANG)
 def test_what_never_ends_is_stopped(name: str, tool: PythonTool, host: Host) -> None:
-    check(tool, host, HANG[name], "^error: the code used more than 0.6 seconds|characters left out")
+    check(tool, host, HANG[name], "^error: the (code used more than 0.6 s|interpreter ended)")
 
 
 def test_a_loop_is_stopped(tool: PythonTool, host: Host) -> None:
@@ -359,7 +375,10 @@ def test_a_result_that_is_forged_early_does_not_run_on_in_the_background(tool: P
 
 
 def test_a_background_thread_stands_still_between_cells(tool: PythonTool) -> None:
-    code = "import threading\nn = 0\ndef f():\n    global n\n    while True: n += 1\nthreading.Thread(target=f, daemon=True).start()"
+    code = (
+        "import threading\nn = 0\ndef f():\n    global n\n    while True: n += 1\n"
+        "threading.Thread(target=f, daemon=True).start()"
+    )
     first = run(tool, code)
     assert first.value == ""
     (pid,) = {i.pid for i in tool.pool._kept if i.alive and len(os.listdir(f"/proc/{i.pid}/task")) > 1}
