@@ -128,7 +128,7 @@ class DenseKind:
         cells = 2 ** max(2, round(math.log2(max(4 * math.sqrt(max(corpus.passages, 1)), 4))))
         dimension = _calibrate(DenseSettings(**settings).encoder_settings(), corpus.sample).dimension
         pieces = next((m for m in (96, 64, 48, 32, 16, 8, 4, 2, 1) if dimension % m == 0 and m <= dimension // 4), 1)
-        smaller = ("Flat", "SQ8", f"IVF{cells},SQ8", f"IVF{cells},PQ{pieces}")
+        smaller = ("Flat", "SQ8", f"IVF{cells},PQ{pieces}")
         return [{**given, "factory": factory} for factory in smaller if factory != settings["factory"]]
 
     def build(

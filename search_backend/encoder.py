@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -87,6 +88,10 @@ class Encoder(Protocol):
     def encode_passages(self, passages: Sequence[Passage]) -> Vectors:
         """One row a passage: ``[passages, dimension]``."""
         ...
+
+
+LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError, AssertionError)
+"""What loading a model raises for missing or damaged files and for devices that are not there (torch asserts)."""
 
 
 def load_encoder(settings: EncoderSettings | str | Path) -> Encoder:
@@ -234,6 +239,21 @@ def unit_rows(vectors: Vectors) -> Vectors:
     return scaled
 
 
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """No progress bars of transformers for one small file, beside those of the caller."""
+    from transformers.utils import logging
+
+    library: Any = logging
+    shown = library.is_progress_bar_enabled()
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            library.enable_progress_bar()
+
+
 def _load_model(settings: EncoderSettings) -> Any:
     """The model in evaluation mode. Pickled weights are not read."""
     try:
@@ -248,8 +268,9 @@ def _load_model(settings: EncoderSettings) -> Any:
     options = {"dtype": getattr(torch, settings.dtype), "use_safetensors": True}
     load: Callable[..., Any] = sentence_transformers.SentenceTransformer
     try:
-        model = load(settings.model, device=device, local_files_only=True, model_kwargs=options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        with quiet_loading():
+            model = load(settings.model, device=device, local_files_only=True, model_kwargs=options)
+    except LOADING_ERRORS as error:
         raise DataError(
             f"cannot load the encoder in {settings.model} ({type(error).__name__}: {error}); expected a whole model "
             "folder with safetensors weights, and a device that exists"

@@ -14,7 +14,7 @@ import numpy as np
 
 from turntree.errors import ConfigError, DataError, MissingExtraError, RetrievalError
 from turntree.search_backend.bm25 import check_request
-from turntree.search_backend.encoder import clean, model_fingerprint, passage_text
+from turntree.search_backend.encoder import LOADING_ERRORS, clean, model_fingerprint, passage_text, quiet_loading
 from turntree.search_backend.files import read_json
 from turntree.search_backend.passage import Passage, SearchBackend
 
@@ -170,14 +170,15 @@ def _load(settings: RerankSettings) -> Any:
 
     load: Callable[..., Any] = sentence_transformers.CrossEncoder
     try:
-        return load(
-            settings.model,
-            device=None if settings.device == "auto" else settings.device,
-            max_length=settings.max_length or None,
-            local_files_only=True,
-            model_kwargs={"dtype": getattr(torch, settings.dtype), "use_safetensors": True},
-        ).eval()
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        with quiet_loading():
+            return load(
+                settings.model,
+                device=None if settings.device == "auto" else settings.device,
+                max_length=settings.max_length or None,
+                local_files_only=True,
+                model_kwargs={"dtype": getattr(torch, settings.dtype), "use_safetensors": True},
+            ).eval()
+    except LOADING_ERRORS as error:
         raise DataError(
             f"cannot load the cross-encoder in {settings.model} ({type(error).__name__}: {error}); expected a whole "
             "model folder with safetensors weights, and a device that exists"
