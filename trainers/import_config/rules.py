@@ -276,12 +276,9 @@ def _clips(t: Translation, name: str) -> None:
         if value is not None:
             t.say(ACTOR + f"clip_ratio_{side}", "same", t.put(**{f"algorithm__clip_{side}": value}))
     both = all(value is not None for value in sides.values())
-    t.say(
-        ACTOR + "clip_ratio", "handled" if both else "same", () if both else made, "low and high count" if both else ""
-    )
-    if name == "gspo" and high > 0.01:
-        made = t.put(algorithm__clip_low=low, algorithm__clip_high=high)
-        t.say(ACTOR + "clip_ratio", "same", made, "far wider than the 3e-4 and 4e-4 of the paper on GSPO")
+    wide = name == "gspo" and high > 0.01
+    note = "low and high count" if both else "far wider than the 3e-4 and 4e-4 of the paper on GSPO" if wide else ""
+    t.say(ACTOR + "clip_ratio", "handled" if both else "same", () if both else made, note)
     bound = t.get(ACTOR + "clip_ratio_c")
     exempt = (name in _SEQUENCE and not (name == "gspo" and t.flavour == "tree_grpo")) or name == "cispo"
     made = t.put(algorithm__dual_clip=None if exempt or bound is None else bound)
