@@ -169,7 +169,7 @@ def test_any_engine_answers_with_its_own_dialogue() -> None:
 def test_an_endpoint_counts_its_cost_apart(openai_server: Any) -> None:
     usage = {"prompt_tokens": 1000, "completion_tokens": 100}
     openai_server.faults(*[{"kind": "say", "text": "<answer>Bo</answer>", "usage": usage}] * 2)
-    prices = {"prompt_price": 1.0, "completion_price": 10.0}
+    prices: dict[str, Any] = {"prompt_price": 1.0, "completion_price": 10.0}
     summarizer = llm_summarizer(model="tiny", base_url=openai_server.url, retries=0, **prices)
     try:
         (written,) = summarizer([planned()])
