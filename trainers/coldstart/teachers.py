@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -194,7 +194,8 @@ def facts(config: RunConfig, core: TurnCore[Any], source: str) -> dict[str, Any]
         return about | {"sft.laziness": config.sft.laziness, "sft.error": config.sft.error}
     playing = seated(config)
     about |= {
-        "sampling": asdict(teacher_sampling(config, core)),
+        "coldstart.temperature": teacher_sampling(config, core).temperature,
+        "sampling.max_turn_tokens": config.sampling.max_turn_tokens,
         "sampling.max_context_tokens": config.sampling.max_context_tokens,
         "answers written by": _writer(config),
     }
