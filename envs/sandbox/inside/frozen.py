@@ -6,13 +6,19 @@ clock begins at a fixed moment and goes on by a microsecond a reading, and by wh
 
 from __future__ import annotations
 
+# Those that wait for other threads keep the real clock: they are imported before it is replaced.
+import concurrent.futures.thread  # noqa: F401
 import datetime
 import hashlib
 import itertools
 import os
+import queue  # noqa: F401
 import random
+import selectors
 import socket
+import subprocess  # noqa: F401
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -52,7 +58,8 @@ def freeze() -> None:
     clock = _Clock()
     _freeze_time(clock)
     _freeze_dates(clock)
-    _freeze_chance(clock)
+    _freeze_waiting(clock)
+    _freeze_chance()
     _freeze_names()
 
 
@@ -140,7 +147,29 @@ def _freeze_dates(clock: _Clock) -> None:
     datetime.datetime = Moment  # type: ignore[misc]
 
 
-def _freeze_chance(clock: _Clock) -> None:
+def _freeze_waiting(clock: _Clock) -> None:
+    """Event loops wait by our clock: at once, unless a thread may come before."""
+
+    def waiting(real: Callable[..., Any]) -> Callable[..., Any]:
+        def select(self: Any, timeout: float | None = None) -> Any:
+            if timeout is None or timeout <= 0:
+                return real(self, timeout)
+            ready = real(self, 0)
+            if not ready and threading.active_count() > 1:
+                ready = real(self, timeout)
+            if not ready:
+                clock.sleep(timeout)
+            return ready
+
+        return select
+
+    for name in ("EpollSelector", "PollSelector", "SelectSelector"):
+        kind = getattr(selectors, name, None)
+        if kind is not None:
+            kind.select = waiting(kind.select)
+
+
+def _freeze_chance() -> None:
     drawn = itertools.count()
 
     def urandom(size: int, _flags: int = 0) -> bytes:
@@ -152,6 +181,12 @@ def _freeze_chance(clock: _Clock) -> None:
     _set(uuid, _generate_time_safe=None, _UuidCreate=None, getnode=lambda: 0x0200_0000_0001)
     uuid1: Callable[..., uuid.UUID] = uuid.uuid1
     _set(uuid, uuid1=lambda node=None, clock_seq=None: uuid1(node or 0x0200_0000_0001, clock_seq or 0))
+    seed = random.Random.seed
+
+    def seeded(self: random.Random, a: Any = None, version: int = 2) -> None:
+        seed(self, int.from_bytes(urandom(32), "big") if a is None else a, version)
+
+    random.Random.seed = seeded  # type: ignore[assignment]
     random.seed(_SEED)
     _set(tempfile, _name_sequence=None)
 

@@ -288,7 +288,7 @@ HANG = {
     "caught exceptions": "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
     "destructor": "class X:\n    def __del__(s):\n        while True: pass\nX()\nNone",
     "hanging repr": "class X:\n    def __repr__(s):\n        while True: pass\nX()",
-    "busy thread": "from threading import Thread as T\ndef f():\n    while True: pass\nt = T(target=f)\nt.start(); t.join()",
+    "busy thread": "import threading as t\ndef f():\n    while True: pass\nx = t.Thread(target=f)\nx.start(); x.join()",
     "endless output": "while True: print('x' * 1000)",
     "alarm": "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\nwhile True: pass",
 }
