@@ -53,7 +53,7 @@ def support(gold: Sequence[frozenset[str]], found: Sequence[Sequence[Passage]], 
 
 
 def generate_corpus(path: Path, passages: int, *, seed: int = 0) -> Path:
-    """Write passages of 100 words whose frequencies fall as 1 / rank, in wiki-18's layout; the same for equal arguments."""
+    """Write passages of 100 words whose frequencies fall as 1 / rank, as wiki-18; equal for equal arguments."""
     rng = np.random.default_rng(seed)
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for start in range(0, passages, 10_000):

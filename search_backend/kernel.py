@@ -78,26 +78,30 @@ def _best_rows(
     after. Best first, equal scores in row order.
     """
     for q in range(begin, end):
+        # Views are made once: one a passage would cost more than the scoring.
+        best_scores, best, words = scores[q], rows[q], terms[starts[q] : starts[q + 1]]
         touched = 0
-        for i in range(starts[q], starts[q + 1]):
-            first, last = indptr[terms[i]], indptr[terms[i] + 1]
-            touched += last - first
-            for j in range(first, last):
+        for t in words:
+            touched += indptr[t + 1] - indptr[t]
+            for j in range(indptr[t], indptr[t + 1]):
                 buffer[indices[j]] += data[j]
-        size = 0
-        if 2 * touched < len(buffer):  # few postings: only the rows that they name are looked at
-            for i in range(starts[q], starts[q + 1]):
-                for j in range(indptr[terms[i]], indptr[terms[i] + 1]):
+        size, worst = 0, buffer.dtype.type(0.0)
+        if 8 * touched < len(buffer):  # few postings: only the rows that they name are looked at
+            for t in words:
+                for j in range(indptr[t], indptr[t + 1]):
                     row = indices[j]
-                    if buffer[row] != 0.0:  # else it was seen already
-                        size = _push(scores[q], rows[q], size, buffer[row], row)
-                        buffer[row] = 0.0
-        else:
+                    score = buffer[row]
+                    buffer[row] = 0.0  # seen
+                    if score > 0.0 and score >= worst:
+                        size = _push(best_scores, best, size, score, row)
+                        worst = best_scores[0] if size == len(best) else worst
+        else:  # in order, so that an equal score is never better
             for row in range(len(buffer)):
-                if buffer[row] != 0.0:
-                    size = _push(scores[q], rows[q], size, buffer[row], row)
-                    buffer[row] = 0.0
-        _sort(scores[q], rows[q], size)
+                if buffer[row] > worst:
+                    size = _push(best_scores, best, size, buffer[row], row)
+                    worst = best_scores[0] if size == len(best) else worst
+            buffer[:] = 0.0
+        _sort(best_scores, best, size)
         counts[q] = size
 
 

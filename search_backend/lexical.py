@@ -51,10 +51,11 @@ class MappedBM25:
         self._arguments = (store, folder.absolute(), settings, engine, threads)
         self._analyzer = Analyzer(settings)
         self._vocabulary = _Vocabulary(folder)
-        matrix = Matrix(*(map_array(folder / name) for name in (DATA, INDICES, INDPTR)), len(store))
+        data, indices, indptr = (map_array(folder / name) for name in (DATA, INDICES, INDPTR))
+        matrix = Matrix(data, indices, indptr, len(store))
         self._scorer = Scorer(matrix, engine=engine, threads=threads)
         self._fingerprint = bm25_fingerprint(store.fingerprint, settings)
-        if not len(matrix.data):
+        if not len(data):
             warn_empty(len(store), stacklevel=4)
 
     @property
@@ -66,6 +67,15 @@ class MappedBM25:
     def engine(self) -> str:
         """What scores: ``numpy`` or ``numba``."""
         return self._scorer.engine
+
+    @property
+    def threads(self) -> int:
+        """Queries of a batch that numba scores at a time."""
+        return self._scorer.threads
+
+    def term_number(self, term: str) -> int | None:
+        """The column of an analysed term in the score matrix, or None."""
+        return self._vocabulary.number(term)
 
     def __len__(self) -> int:
         return len(self.store)

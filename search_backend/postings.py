@@ -6,6 +6,7 @@ of terms at a time, and scored. The result is bm25s's own layout, number by numb
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Iterator
@@ -189,12 +190,11 @@ def _sort(
 
 
 def _header(length: int, kind: np.dtype[Any]) -> bytes:
-    """The first bytes of an ``.npy`` file, whose numbers follow piece by piece."""
-    import io
-
+    """The first bytes of an ``.npy`` file of this many numbers, which follow piece by piece."""
     file = io.BytesIO()
-    about = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": (length,)}
-    np.lib.format.write_array_header_1_0(file, about)
+    about = {"descr": kind.str, "fortran_order": False, "shape": (length,)}
+    format_module: Any = np.lib.format
+    format_module.write_array_header_1_0(file, about)
     return file.getvalue()
 
 
