@@ -33,7 +33,7 @@ from turntree.search_backend.passage import Passage
 from turntree.search_backend.store import CorpusStore, Progress
 from turntree.search_backend.survey import Estimate, Survey
 
-__all__ = ["DenseKind", "DenseSettings"]
+__all__ = ["DenseKind", "DenseSettings", "index_vectors"]
 
 _INDEX, _VECTORS, _JOURNAL = "index.faiss", "vectors.faiss", "embedding.json"
 _CALIBRATION = 32  # passages
@@ -147,7 +147,7 @@ class DenseKind:
         if flat or not index.is_file():
             vectors = embed_corpus(store, encoder, target, journal, progress=progress)
             if not flat:
-                _index_vectors(vectors, index, wanted, progress)
+                index_vectors(vectors, index, wanted, progress)
         if not flat and not wanted.keep_vectors:
             target.unlink(missing_ok=True)
         journal.unlink(missing_ok=True)
@@ -176,7 +176,7 @@ def _adopt(store: CorpusStore, folder: Path, wanted: DenseSettings, encoder: Enc
     return {"file": _INDEX, "factory": "", "file_identity": file_identity(source)}
 
 
-def _index_vectors(vectors: VectorFile, out: Path, wanted: DenseSettings, progress: Progress) -> None:
+def index_vectors(vectors: VectorFile, out: Path, wanted: DenseSettings, progress: Progress) -> None:
     """Train and fill an index; the file appears whole or not at all. After a stop this stage starts again."""
     faiss = import_faiss()
     index = make_index(wanted.factory, vectors.dimension)

@@ -13,16 +13,20 @@ from typing import Any
 
 from turntree.errors import ConfigError
 from turntree.search_backend.bm25 import check_request
+from turntree.search_backend.families import read_layout
 from turntree.search_backend.files import read_json, write_json
 from turntree.search_backend.index import IndexKind, find_kind
 from turntree.search_backend.passage import Passage, SearchBackend
 from turntree.search_backend.store import CorpusStore, Progress
 from turntree.search_backend.survey import Estimate, Survey
 
-__all__ = ["KIND", "WEIGHTS", "Fusion", "HybridBackend", "HybridKind", "fuse", "tune_weights"]
+__all__ = ["KIND", "STATIC_WEIGHTS", "WEIGHTS", "Fusion", "HybridBackend", "HybridKind", "fuse", "tune_weights"]
 
-WEIGHTS: Mapping[str, float] = MappingProxyType({"bm25": 0.5, "dense": 0.5})
-"""Weights that a hybrid index has unless told otherwise."""
+WEIGHTS: Mapping[str, float] = MappingProxyType({"bm25": 0.3, "dense": 0.7})
+"""Weights with a transformer as encoder: best for all-MiniLM-L6-v2 on the training questions of HotpotQA and MuSiQue."""
+
+STATIC_WEIGHTS: Mapping[str, float] = MappingProxyType({"bm25": 0.95, "dense": 0.05})
+"""Weights with a static encoder: best for WordLlama on the same questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,7 @@ _PARTS, _STATE = ("bm25", "dense"), "parts.json"
 class HybridKind:
     """The kind ``hybrid``: a bm25 and a dense index of the same corpus in one folder.
 
-    Options: ``weight_bm25``, ``weight_dense``, ``rank_constant``, ``depth``; those of BM25 as ``bm25.NAME``; all
+    Options: ``weight_bm25``, ``weight_dense`` (by default :data:`WEIGHTS`, or :data:`STATIC_WEIGHTS`), ``rank_constant``, ``depth``; those of BM25 as ``bm25.NAME``; all
     others, with or without ``dense.``, are the dense index's. The same names hold when searching.
     """
 
@@ -145,13 +149,16 @@ class HybridKind:
 
     def settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         own, parts = _split(options)
-        fusion = _fusion(own)
+        dense = _kind("dense").settings(parts["dense"])
+        static = read_layout(Path(dense["encoder"])).kind == "static"
+        fusion = _fusion(own, STATIC_WEIGHTS if static else WEIGHTS)
         return {
             "weight_bm25": fusion.weights["bm25"],
             "weight_dense": fusion.weights["dense"],
             "rank_constant": fusion.constant,
             "depth": fusion.depth,
-            **{name: _kind(name).settings(parts[name]) for name in _PARTS},
+            "bm25": _kind("bm25").settings(parts["bm25"]),
+            "dense": dense,
         }
 
     def packages(self, settings: Mapping[str, Any]) -> Sequence[str]:
@@ -169,10 +176,9 @@ class HybridKind:
         )
 
     def alternatives(self, corpus: Survey, settings: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        defaults = Fusion()
-        plain = {**{f"weight_{n}": w for n, w in WEIGHTS.items()}, "rank_constant": defaults.constant}
-        own = {name: settings[name] for name in _OWN if settings[name] != {**plain, "depth": defaults.depth}[name]}
-        words = {f"bm25.{n}": v for n, v in settings["bm25"].items() if v != _kind("bm25").settings({})[n]}
+        plain = self.settings({"encoder": settings["dense"]["encoder"]})
+        own = {name: settings[name] for name in _OWN if settings[name] != plain[name]}
+        words = {f"bm25.{n}": v for n, v in settings["bm25"].items() if v != plain["bm25"][n]}
         return [{**own, **words, **ways} for ways in _kind("dense").alternatives(corpus, settings["dense"])]
 
     def build(
@@ -217,9 +223,9 @@ def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[s
     return own, parts
 
 
-def _fusion(own: Mapping[str, Any]) -> Fusion:
+def _fusion(own: Mapping[str, Any], weights: Mapping[str, float] = WEIGHTS) -> Fusion:
     return Fusion(
-        weights={name: own.get(f"weight_{name}", WEIGHTS[name]) for name in _PARTS},
+        weights={name: own.get(f"weight_{name}", weights[name]) for name in _PARTS},
         constant=own.get("rank_constant", Fusion().constant),
         depth=own.get("depth", Fusion().depth),
     )

@@ -37,12 +37,13 @@ def write_static(folder: Path, *, dimension: int = 32, seed: int = 0, layout: st
 def write_bert(folder: Path, *, head: bool = False, seed: int = 0) -> Path:
     """A plain Hugging Face folder of a BERT of one layer; with ``head`` a sequence classifier with one output."""
     import torch
-    import transformers
+    import transformers as library
 
+    transformers: Any = library
     folder.mkdir(parents=True)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ":", "query", "passage", *WORDS]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
-    tokenizer: Any = transformers.BertTokenizerFast(vocab=str(folder / "vocab.txt"), model_max_length=64)
+    tokenizer = transformers.BertTokenizerFast(vocab=str(folder / "vocab.txt"), model_max_length=64)
     tokenizer.save_pretrained(folder)
     config = transformers.BertConfig(
         vocab_size=len(words), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
@@ -50,6 +51,6 @@ def write_bert(folder: Path, *, head: bool = False, seed: int = 0) -> Path:
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        kind: Any = transformers.BertForSequenceClassification if head else transformers.BertModel
+        kind = transformers.BertForSequenceClassification if head else transformers.BertModel
         kind(config).eval().save_pretrained(folder)
     return folder
