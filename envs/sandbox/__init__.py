@@ -4,7 +4,7 @@
 """
 
 from turntree.envs.sandbox.options import SandboxOptions
-from turntree.envs.sandbox.probe import Probe, choose, probe
 from turntree.envs.sandbox.tool import PythonTool
+from turntree.envs.sandbox.walls import Probe, choose, probe
 
 __all__ = ["Probe", "PythonTool", "SandboxOptions", "choose", "probe"]

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from turntree.envs.sandbox.builders import Builder
 from turntree.envs.sandbox.options import SandboxOptions
-from turntree.envs.sandbox.probe import choose
 from turntree.envs.sandbox.sandbox import CellResult, Interpreter, Sandbox
+from turntree.envs.sandbox.walls import choose
 from turntree.errors import ReplayError
 
 __all__ = ["Cell", "Pool", "PoolCounts", "pool_of"]

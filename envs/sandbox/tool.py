@@ -14,8 +14,8 @@ from turntree.envs.history import History
 from turntree.envs.loading import reject_unknown
 from turntree.envs.sandbox.options import SandboxOptions
 from turntree.envs.sandbox.pool import Cell, Pool, pool_of
-from turntree.envs.sandbox.probe import choose
 from turntree.envs.sandbox.sandbox import CellResult
+from turntree.envs.sandbox.walls import choose
 from turntree.envs.schemas import text_schema
 from turntree.envs.task import FrozenDict
 from turntree.errors import ReplayError, ToolError
