@@ -23,7 +23,7 @@ from turntree.search_backend.survey import Estimate, Survey
 __all__ = ["KIND", "STATIC_WEIGHTS", "WEIGHTS", "Fusion", "HybridBackend", "HybridKind", "fuse", "tune_weights"]
 
 WEIGHTS: Mapping[str, float] = MappingProxyType({"bm25": 0.3, "dense": 0.7})
-"""Weights with a transformer as encoder: best for all-MiniLM-L6-v2 on the training questions of HotpotQA and MuSiQue."""
+"""Weights with a transformer: the best for all-MiniLM-L6-v2 on training questions of HotpotQA and MuSiQue."""
 
 STATIC_WEIGHTS: Mapping[str, float] = MappingProxyType({"bm25": 0.95, "dense": 0.05})
 """Weights with a static encoder: best for WordLlama on the same questions."""
@@ -141,8 +141,9 @@ _PARTS, _STATE = ("bm25", "dense"), "parts.json"
 class HybridKind:
     """The kind ``hybrid``: a bm25 and a dense index of the same corpus in one folder.
 
-    Options: ``weight_bm25``, ``weight_dense`` (by default :data:`WEIGHTS`, or :data:`STATIC_WEIGHTS`), ``rank_constant``, ``depth``; those of BM25 as ``bm25.NAME``; all
-    others, with or without ``dense.``, are the dense index's. The same names hold when searching.
+    Options: ``weight_bm25``, ``weight_dense`` (by default :data:`WEIGHTS`, or :data:`STATIC_WEIGHTS`),
+    ``rank_constant``, ``depth``; those of BM25 as ``bm25.NAME``; all others, with or without ``dense.``, are the dense
+    index's. The same names hold when searching.
     """
 
     name = "hybrid"
