@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import ipaddress
 import json
@@ -88,6 +89,7 @@ def counted(error: Exception, metrics: ServerMetrics) -> Refused:
     return refused
 
 
+@functools.lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
     """Whether an address can only be reached from this machine."""
     if host == "localhost":

@@ -73,7 +73,7 @@ class ServerMetrics:
         if not self._shared:
             return generate_latest(self._registry)
         summed = CollectorRegistry()
-        MultiProcessCollector(summed)
+        MultiProcessCollector(summed)  # type: ignore[no-untyped-call]
         return generate_latest(summed)
 
 
@@ -84,6 +84,6 @@ def _forget_dead(folder: Path) -> None:
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
-            mark_process_dead(pid, str(folder))
+            mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]
         except PermissionError:
             continue
