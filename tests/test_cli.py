@@ -25,7 +25,7 @@ from turntree.trainers.metrics import TIMING
 from turntree.trainers.run_folder import read_metrics
 
 SCRIPT = Path(sys.executable).with_name("turntree")
-COMMANDS = ("doctor", "evaluate", "model", "quickstart", "sft", "train", "view", "world")
+COMMANDS = ("coldstart", "doctor", "evaluate", "model", "quickstart", "sft", "train", "view", "world")
 WORLD_GRAMMAR = "env.grammar=turntree.envs.worlds.grammar:WorldGrammar"
 
 

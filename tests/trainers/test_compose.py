@@ -23,7 +23,7 @@ def test_every_option_is_documented() -> None:
 def test_defaults_of_yaml_and_schema_agree() -> None:
     """What the help prints as a default is what a plain run gets, but for the algorithm's preset."""
     plain, composed = RunConfig(), compose([])
-    for section in ("model", "env", "search", "reward", "engine", "sampling", "trainer", "sft"):
+    for section in ("model", "env", "search", "reward", "engine", "sampling", "trainer", "coldstart", "sft"):
         assert getattr(plain, section) == getattr(composed, section)
 
 

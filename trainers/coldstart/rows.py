@@ -10,7 +10,7 @@ from typing import Any
 from turntree.errors import DataError
 from turntree.trainers.coldstart.select import Verdict
 
-__all__ = ["DROPPED", "KEPT", "STATISTICS", "read_kept", "verdict_row"]
+__all__ = ["DROPPED", "KEPT", "STATISTICS", "kept_file", "read_kept", "verdict_row"]
 
 KEPT, DROPPED, STATISTICS = "kept.jsonl", "dropped.jsonl", "statistics.json"
 
@@ -63,7 +63,7 @@ def read_kept(path: str | Path) -> list[dict[str, Any]]:
     Any JSON Lines serve whose rows have ``question_id``, ``prompt`` and ``turns`` with ``text`` and ``observation``
     each. Raises ``DataError`` naming file and line.
     """
-    file = _kept_file(Path(path))
+    file = kept_file(Path(path))
     rows: list[dict[str, Any]] = []
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
@@ -77,7 +77,10 @@ def read_kept(path: str | Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _kept_file(path: Path) -> Path:
+def kept_file(path: Path) -> Path:
+    """The file that a path means: itself, or the one in a folder. Raises ``DataError`` where there is none."""
+    if not path.exists():
+        raise DataError(f"sft.data={path}: expected a file of kept trajectories or its folder, found nothing there")
     if not path.is_dir():
         return path
     places = [path / KEPT, path / "coldstart" / KEPT]

@@ -18,7 +18,7 @@ from turntree.trainers.coldstart.played import vocabulary
 from turntree.trainers.config import RunConfig
 from turntree.trainers.plugins import load_env
 from turntree.trainers.sft import TaughtTurn, taught_group
-from turntree.trainers.task import SEARCH_QA, build_task
+from turntree.trainers.task import QUESTION_ANSWERING, build_task, question_tools
 from turntree.trainers.tree import Group
 
 __all__ = ["Lessons", "Student", "lessons"]
@@ -43,9 +43,10 @@ class Student:
     @staticmethod
     def of(config: RunConfig, dialogue: Dialogue) -> Student:
         """The student of a configuration. For question answering neither questions nor corpus are needed."""
-        if config.env.id != SEARCH_QA:
+        if config.env.id not in QUESTION_ANSWERING:
             return Student.of_core(build_task(config, dialogue.tokenizer).core, dialogue, config)
-        own, _, tools = load_env(config.env)
+        own, _, loaded = load_env(config.env)
+        tools = question_tools(config.env, loaded)
         grammar = reading_tools(agent_grammar(config, own), [tool_spec(name, tool) for name, tool in tools.items()])
         return Student._made(tuple(grammar.stop), grammar, dialogue, config)
 

@@ -27,7 +27,7 @@ from turntree.trainers.coldstart.filters import load_filters
 from turntree.trainers.coldstart.job import Report, make, make_in_memory, prepare
 from turntree.trainers.coldstart.journal import json_line
 from turntree.trainers.coldstart.played import Key, Played, Slot, vocabulary
-from turntree.trainers.coldstart.rows import DROPPED, KEPT, STATISTICS, read_kept, verdict_row
+from turntree.trainers.coldstart.rows import DROPPED, KEPT, STATISTICS, kept_file, read_kept, verdict_row
 from turntree.trainers.coldstart.select import best_of, judge
 from turntree.trainers.coldstart.student import Lessons, Student, lessons
 from turntree.trainers.coldstart.teachers import Outcome, Seat, in_flight, play_engine, play_oracle, teacher_sampling
@@ -275,7 +275,8 @@ def demonstrations(
     stats: RolloutStats | None = None
     rows: Sequence[Sequence[Mapping[str, Any]]]
     if config.sft.data:
-        found = _file_by_question(config.sft.data, Path(config.sft.data).stat().st_mtime)
+        file = kept_file(Path(config.sft.data))
+        found = _file_by_question(str(file), file.stat().st_mtime)
         rows = [found.get(str(getattr(prompt.task, "id", "")), []) for prompt in prompts]
     else:
         rows, stats = _selected(prompts, core, config, _Policy(engine, dialogue, finisher))
