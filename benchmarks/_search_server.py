@@ -22,6 +22,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+# The folder of a script is not on the path under PYTHONSAFEPATH.
+sys.path.insert(0, str(Path(__file__).parent))
+
 from _common import Figure
 
 from turntree.search_backend.passage import Passage

@@ -15,6 +15,7 @@ from _common import Figure, run
 from _search_corpora import SETS, load_sets
 from _search_dense import ENCODERS, dense_recall, hybrid_weights, query_rates
 from _search_lexical import lexical_recall, lexical_scale
+from _search_server import figures as server_figures
 from _search_vectors import vector_scale
 
 
@@ -38,10 +39,16 @@ def _vectors(args: argparse.Namespace, folder: Path) -> list[Figure]:
     return vector_scale(sizes, queries=256 if args.quick else 1024, folder=folder)
 
 
+def _server(args: argparse.Namespace, folder: Path) -> list[Figure]:
+    del folder
+    return server_figures(quick=args.quick)
+
+
 PARTS: Mapping[str, Callable[[argparse.Namespace, Path], list[Figure]]] = {
     "lexical": _lexical,
     "dense": _dense,
     "vectors": _vectors,
+    "server": _server,
 }
 """What can be measured: a function of the arguments and a folder for files, in a file of its own."""
 
