@@ -17,7 +17,7 @@ from turntree.trainers.import_config.surroundings import SURROUNDINGS
 from turntree.trainers.import_config.translation import Entry, Translation, hidden
 from turntree.trainers.import_config.yaml_file import read_yaml
 
-__all__ = ["Imported", "import_config"]
+__all__ = ["Imported", "import_config", "translate"]
 
 _WORDS = {
     "same": "translated",
@@ -101,16 +101,27 @@ def import_config(path: str | Path, *, base: Sequence[str | Path] = ()) -> Impor
             f"{file}: expected settings such as actor_rollout_ref.model.path, found "
             f"{sorted({s.key for s in launch.settings})[:8]}; only verl and what was made from it are known"
         )
+    flavour, overrides, entries = translate(launch, known)
+    return Imported(launch.name, launch.program, flavour, overrides, entries, launch.notes, _problem(overrides))
+
+
+def translate(
+    launch: Launch, known: Mapping[str, Setting] | None = None
+) -> tuple[Flavour, tuple[str, ...], tuple[Entry, ...]]:
+    """Whose settings these are, the overrides, groups first, and an entry for each setting, in the file's order.
+
+    ``known``: settings that the file goes by, below its own ones.
+    """
     settings, replaced = _last(launch)
-    flavour = _flavour({**known, **settings}, launch.program)
-    defaults = {**DEFAULTS[flavour], **{k: s.value for k, s in known.items() if not s.unresolved}}
+    base = dict(known or {})
+    flavour = _flavour({**base, **settings}, launch.program)
+    defaults = {**DEFAULTS[flavour], **{k: s.value for k, s in base.items() if not s.unresolved}}
     t = Translation(flavour, settings, defaults, launch.program)
     for rule in (*RULES, *SURROUNDINGS):
         rule(t)
     t.rest()
-    overrides = _ordered(t.overrides)
     entries = sorted((*t.entries, *replaced), key=lambda entry: (entry.line, entry.key))
-    return Imported(launch.name, launch.program, flavour, overrides, tuple(entries), launch.notes, _problem(overrides))
+    return flavour, _ordered(t.overrides), tuple(entries)
 
 
 def _last(launch: Launch) -> tuple[dict[str, Setting], list[Entry]]:
