@@ -64,7 +64,9 @@ class AlgorithmConfig:
     )
     expansion: str = opt("turntree.trainers.expansion:chain", "import path of the expansion rule.")
     expansion_args: dict[str, Any] = opt({}, "keyword arguments of the expansion rule.")
-    source: str = opt("policy", "who plays: policy, or teacher (supervised training on sft.data, else on what coldstart.* keeps).")
+    source: str = opt(
+        "policy", "who plays: policy, or teacher (supervised training on sft.data, else on what coldstart.* keeps)."
+    )
     dynamic_sampling: int = opt(
         0, "DAPO: drop groups of equal rewards and sample more prompts, up to this many batches a step (0: off)."
     )
