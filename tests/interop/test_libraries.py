@@ -22,6 +22,7 @@ LIBRARIES = {
     "in_verifiers": ("verifiers==0.4.0", *COMMON),
     "in_skyrl": ("skyrl-gym==0.4.0", *COMMON),
     "in_trl": ("pytest", "trl==1.16.0"),
+    "in_trl_exchange": ("pytest", "trl==1.16.0"),
 }
 
 
@@ -44,7 +45,7 @@ def environment(folder: Path, packages: tuple[str, ...], *, on_top_of_ours: bool
 def test_the_real_package(script: str, tmp_path: Path) -> None:
     kept = os.environ.get("TURNTREE_TEST_VENVS")
     folder = (Path(kept) if kept else tmp_path) / script
-    python = environment(folder, LIBRARIES[script], on_top_of_ours=script == "in_trl")
+    python = environment(folder, LIBRARIES[script], on_top_of_ours=script.startswith("in_trl"))
     done = subprocess.run(
         [python, HERE / f"{script}.py"],
         cwd=tmp_path,
