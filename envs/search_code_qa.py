@@ -15,7 +15,10 @@ from turntree.envs.vector import vectorized
 from turntree.errors import ConfigError
 from turntree.search_backend.passage import SearchBackend
 
-__all__ = ["SearchCodeQAEnv", "code_world", "make_search_code_qa", "python_tool"]
+__all__ = ["SEARCH_CODE_QA", "SearchCodeQAEnv", "code_world", "make_search_code_qa", "python_tool"]
+
+
+SEARCH_CODE_QA = "turntree/SearchCodeQA-v0"
 
 
 def python_tool(options: Mapping[str, Any] | PythonTool | None = None) -> PythonTool:

@@ -25,6 +25,8 @@ from turntree.agents.engines.choose import (
     version_of,
     vllm_problem,
 )
+from turntree.envs.sandbox import SandboxOptions, choose_walls, probe
+from turntree.envs.search_code_qa import SEARCH_CODE_QA
 from turntree.errors import ConfigError
 from turntree.trainers.config import RunConfig
 
@@ -102,6 +104,7 @@ def diagnose(config: RunConfig, machine: Machine | None = None) -> list[Check]:
         *_space(config, size),
         *_search(config),
         _links(),
+        _sandbox(wanted=config.env.id == SEARCH_CODE_QA, options=config.env.args.get("python")),
         _engine(config, choice, trained=choose(machine, model_gb=size, trains=True)),
     ]
 
@@ -259,6 +262,24 @@ def _links() -> Check:
     root = Path(turntree.__file__).parent
     linked = [p.name for p in root.iterdir() if p.is_symlink()]
     return Check("install", "ok", str(root), f"a checkout with {len(linked)} links" if linked else "installed files")
+
+
+def _sandbox(*, wanted: bool, options: Any) -> Check:
+    """Which walls there are for code of models, found by building them."""
+    found = probe()
+    layers = [layer.name for layer in found.layers if layer.works and not layer.name.endswith("namespace")]
+    kinds = [layer.name for layer in (found.unshare, found.bubblewrap) if layer.works]
+    have = ", ".join([*kinds, *layers]) or "nothing"
+    try:
+        chosen = choose_walls(SandboxOptions(**dict(options or {}))) if wanted else None
+    except (ConfigError, TypeError, ValueError) as error:
+        return Check("sandbox", "fail", have, str(error), "correct env.args.python")
+    if chosen is not None and chosen.kind == "none":
+        return Check("sandbox", "note", have, "code of models runs without walls, as allow_unisolated says")
+    if found.missing:
+        do = "see docs/code-tool.md; other environments do not need it"
+        return Check("sandbox", "note", have, f"code of models is refused: {found.missing}", do)
+    return Check("sandbox", "ok", have, f"code of models is isolated ({chosen.kind if chosen else kinds[0]})")
 
 
 def _engine(config: RunConfig, choice: Choice, *, trained: Choice) -> Check:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from turntree.envs.core import TurnCore
 from turntree.envs.datasets import load_questions
 from turntree.envs.grammar.hermes import HermesGrammar
 from turntree.envs.registry import turn_env
+from turntree.envs.search_code_qa import SEARCH_CODE_QA, python_tool
 from turntree.envs.search_qa import SearchQACore
 from turntree.errors import ConfigError, DataError
 from turntree.trainers.agent import agent_grammar
@@ -22,6 +23,7 @@ from turntree.trainers.plugins import load_env, load_reward
 from turntree.trainers.retrieval import build_backend
 
 __all__ = [
+    "QUESTION_ANSWERING",
     "SEARCH_QA",
     "Split",
     "Task",
@@ -30,6 +32,7 @@ __all__ = [
     "first",
     "has_split",
     "provenance",
+    "question_tools",
     "rollout_sampling",
 ]
 
@@ -38,9 +41,10 @@ _log = logging.getLogger(__name__)
 Split = Literal["train", "dev", "test"]
 
 SEARCH_QA = "turntree/SearchQA-v0"
-"""The environment that is made from the options of ``env``, ``search`` and ``reward``: questions, corpora, grammar."""
+QUESTION_ANSWERING = (SEARCH_QA, SEARCH_CODE_QA)
+"""Environments that are made from the options of ``env``, ``search`` and ``reward``: questions, corpora, grammar."""
 
-#: Options of every environment; all others are those of SEARCH_QA.
+#: Options of every environment; all others are those of question answering.
 _COMMON = ("id", "args", "dev_args", "test_args", "max_observation_tokens", "tool_retries")
 
 
@@ -60,7 +64,7 @@ class Task:
 def has_split(config: RunConfig, split: Split) -> bool:
     """Whether there are tasks for ``split``: a questions file, or arguments of its own."""
     env = config.env
-    if env.id != SEARCH_QA:
+    if env.id not in QUESTION_ANSWERING:
         return split != "dev" or bool(env.dev_args)
     return bool({"train": env.questions, "dev": env.dev_questions}.get(split, env.test_questions or env.dev_questions))
 
@@ -68,19 +72,19 @@ def has_split(config: RunConfig, split: Split) -> bool:
 def build_task(config: RunConfig, tokenizer: Any, *, split: Split = "train") -> Task:
     """Make the environment ``env.id`` for ``split``.
 
-    Of SEARCH_QA the questions are ``env.questions``, ``env.dev_questions`` or ``env.test_questions`` (else the dev
-    ones), and the corpus the one given for them, else the ``corpus.jsonl`` beside them, else ``search.corpus``. Other
-    environments get ``env.args``, with ``env.dev_args`` or ``env.test_args`` (else the dev ones) on top of it.
+    Of question answering the questions are ``env.questions``, ``env.dev_questions`` or ``env.test_questions`` (else the
+    dev ones), and the corpus the one given for them, else the ``corpus.jsonl`` beside them, else ``search.corpus``.
+    Other environments get ``env.args``, with ``env.dev_args`` or ``env.test_args`` (else the dev ones) on top of it.
 
     Raises ``ConfigError`` or ``DataError``, naming the option that is at fault.
     """
     env = config.env
     arguments = _arguments(env, split)
-    if env.id == SEARCH_QA:
+    if env.id in QUESTION_ANSWERING:
         given, source = _search_qa(config, tokenizer, split)
         taken = next((name for name in arguments if name in given), None)
         if taken is not None:
-            raise ConfigError(f"env.args.{taken} of {SEARCH_QA} has an option of its own; leave it out of env.args")
+            raise ConfigError(f"env.args.{taken} of {env.id} has an option of its own; leave it out of env.args")
         made = turn_env(env.id, {**given, **arguments})
         return Task(tuple(made.tasks), made.core, source, arguments)
     _refuse_questions(config)
@@ -94,6 +98,11 @@ def build_task(config: RunConfig, tokenizer: Any, *, split: Split = "train") -> 
     if env.max_observation_tokens is not None:
         core = core.limited(env.max_observation_tokens, tokenizer)
     return Task(tuple(made.tasks), core, env.id, arguments)
+
+
+def question_tools(env: EnvConfig, tools: Mapping[str, Any]) -> dict[str, Any]:
+    """The tools besides the search of a question-answering environment, ``tools`` being those of ``env.tools``."""
+    return {"python": python_tool(env.args.get("python")), **tools} if env.id == SEARCH_CODE_QA else dict(tools)
 
 
 def _arguments(env: EnvConfig, split: Split) -> dict[str, Any]:

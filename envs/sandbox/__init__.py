@@ -5,6 +5,6 @@
 
 from turntree.envs.sandbox.options import SandboxOptions
 from turntree.envs.sandbox.tool import PythonTool
-from turntree.envs.sandbox.walls import Probe, choose, probe
+from turntree.envs.sandbox.walls import Probe, choose_walls, probe
 
-__all__ = ["Probe", "PythonTool", "SandboxOptions", "choose", "probe"]
+__all__ = ["Probe", "PythonTool", "SandboxOptions", "choose_walls", "probe"]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from turntree.envs.sandbox.builders import Builder
 from turntree.envs.sandbox.options import SandboxOptions
 from turntree.envs.sandbox.sandbox import CellResult, Interpreter, Sandbox
-from turntree.envs.sandbox.walls import choose
+from turntree.envs.sandbox.walls import choose_walls
 from turntree.errors import ReplayError
 
 __all__ = ["Cell", "Pool", "PoolCounts", "pool_of"]
@@ -220,6 +220,6 @@ def pool_of(options: SandboxOptions) -> Pool:
     with _pools_lock:
         key = (os.getpid(), options)  # a forked process shares no interpreters with its parent
         if key not in _pools:
-            _pools[key] = Pool(options, choose(options).builder(options))
+            _pools[key] = Pool(options, choose_walls(options).builder(options))
             atexit.register(_pools[key].close)
         return _pools[key]

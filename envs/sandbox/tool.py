@@ -15,7 +15,7 @@ from turntree.envs.loading import reject_unknown
 from turntree.envs.sandbox.options import SandboxOptions
 from turntree.envs.sandbox.pool import Cell, Pool, pool_of
 from turntree.envs.sandbox.sandbox import CellResult
-from turntree.envs.sandbox.walls import choose
+from turntree.envs.sandbox.walls import choose_walls
 from turntree.envs.schemas import text_schema
 from turntree.envs.task import FrozenDict
 from turntree.errors import ReplayError, ToolError
@@ -41,7 +41,7 @@ class PythonTool:
     def __init__(self, options: SandboxOptions | None = None, **named: Any) -> None:
         reject_unknown(named, [f.name for f in dataclasses.fields(SandboxOptions)], what="option of the code tool")
         self.options = dataclasses.replace(options or SandboxOptions(), **named)
-        choose(self.options)
+        choose_walls(self.options)
 
     @property
     def description(self) -> str:

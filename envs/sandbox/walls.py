@@ -13,7 +13,7 @@ from turntree.envs.sandbox.builders import Bubblewrap, Builder, Zygote, find_bub
 from turntree.envs.sandbox.options import SandboxOptions
 from turntree.errors import ConfigError, TurnTreeError
 
-__all__ = ["Choice", "Layer", "Probe", "choose", "probe"]
+__all__ = ["Choice", "Layer", "Probe", "choose_walls", "probe"]
 
 _TRIAL_S = 30.0
 _FILTERS = ("landlock", "seccomp", "seccomp-notify")
@@ -120,7 +120,7 @@ def _whole(kind: str, filters: tuple[str, ...]) -> Layer:
     return Layer(kind, result.text == "42\n", "" if result.text == "42\n" else f"a cell gave {result!r:.200}")
 
 
-def choose(options: SandboxOptions) -> Choice:
+def choose_walls(options: SandboxOptions) -> Choice:
     """The walls for code under these options.
 
     Raises ``ConfigError`` where they cannot be had, with what is missing and how to get it, unless
