@@ -50,7 +50,7 @@ def measure(args: argparse.Namespace) -> list[Figure]:
     return [*figures, *_exactness(args, SHAPES[0])]
 
 
-def _model(args: argparse.Namespace, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+def _model(args: argparse.Namespace) -> LlamaForCausalLM:
     """A decoder whose output layer has the share of the body that SmolLM2-135M's has: about a quarter."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -60,10 +60,10 @@ def _model(args: argparse.Namespace, dtype: torch.dtype = torch.float32) -> Llam
         num_attention_heads=max(1, args.hidden // 64),
         num_key_value_heads=max(1, args.hidden // 128),
         max_position_embeddings=8192,
-        attn_implementation="sdpa",
     )
     torch.manual_seed(0)
-    return LlamaForCausalLM(config).to(dtype)
+    model: LlamaForCausalLM = LlamaForCausalLM(config)
+    return model
 
 
 # -- one update in each mode --------------------------------------------------------------------------------------
@@ -142,7 +142,8 @@ def _some_logits(model: Any, ids: Tensor, mask: Tensor, wanted: Sequence[Tensor]
     hidden = model.get_decoder()(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
     before = torch.cat([hidden[i, at - 1] for i, at in enumerate(wanted)])
     target = torch.cat([ids[i, at] for i, at in enumerate(wanted)])
-    return model.get_output_embeddings()(before).log_softmax(-1).gather(-1, target[:, None])[:, 0]
+    logp: Tensor = model.get_output_embeddings()(before).log_softmax(-1).gather(-1, target[:, None])[:, 0]
+    return logp
 
 
 # -- figures ------------------------------------------------------------------------------------------------------
