@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -132,6 +132,6 @@ def trajectory(
             own |= info
         turns.append(FinishedTurn(text, own["action"], "seen" if i < len(calls) else "", FrozenDict(own)))
     task = Question(name, question, ("gold",))
-    status = "answered" if info.get("answer", "x") is not None else "truncated"
+    status: Literal["answered", "truncated"] = "answered" if info.get("answer", "x") is not None else "truncated"
     finished = Finished(task, question, tuple(turns), status, info.get("answer"), reward, None, turns[-1].info)
     return Played(Key(name, sample), finished, tokens)

@@ -41,7 +41,7 @@ def served(server: Any, *more: str) -> list[str]:
 def killed_after(lines: int, arguments: list[str], run: Path, rules: Path) -> None:
     """``turntree coldstart`` in a process of its own, killed once its journal has so many lines."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(rules)}
-    command = [SCRIPT, "coldstart", *arguments, f"out={run}"]
+    command = [str(SCRIPT), "coldstart", *arguments, f"out={run}"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
     journal, deadline = run / "trajectories.jsonl", time.monotonic() + 120
     while not (journal.is_file() and journal.read_bytes().count(b"\n") >= lines):
@@ -204,3 +204,22 @@ def test_another_teacher_does_not_play_inside_a_training(make_config: Any, bed: 
     task = build_task(make_config(), bench.tokenizer)
     with pytest.raises(ConfigError, match=r"samples from the policy itself.*sft\.data"):
         demonstrations([Prompt("0", task.questions[0])], task.core, bench.dialogue, config, engine=bench.engine)
+
+
+# A split agent
+
+
+def test_a_planner_is_taught_by_the_oracle_and_by_itself(make_config: Any, tmp_path: Path) -> None:
+    split = [WORLD, "agent=planner_summarizer", "agent.summarizer=rule", "reward.name=em"]
+    done = coldstart(make_config(*split, "coldstart.criterion=completeness", f"out={tmp_path / 'oracle'}"))
+    assert done.statistics.kept == 24
+    kept = read_kept(tmp_path / "oracle")
+    assert all(row["turns"][-1]["action"] not in ("answer", "invalid") for row in kept), "a planner does not answer"
+    own = [*split, "coldstart.teacher=engine", "coldstart.questions=4", f"out={tmp_path / 'own'}"]
+    asked = coldstart(make_config(*own, "coldstart.criterion=f1"))
+    assert asked.statistics.generated == 4
+    assert asked.statistics.reasons["unscored"] == 0, "the summariser wrote the answers that F1 reads"
+    learnt = cold_start(
+        make_config(*split, f"sft.data={tmp_path / 'oracle'}", "sft.steps=1", f"out={tmp_path / 'sft'}")
+    )
+    assert learnt.demonstrations == 24
