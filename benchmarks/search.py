@@ -35,8 +35,8 @@ def _dense(args: argparse.Namespace, folder: Path) -> list[Figure]:
 
 
 def _vectors(args: argparse.Namespace, folder: Path) -> list[Figure]:
-    sizes = (10_000,) if args.quick else (10_000, 100_000, 1_000_000)
-    return vector_scale(sizes, queries=256 if args.quick else 1024, folder=folder)
+    sizes = args.size or ((10_000,) if args.quick else (10_000, 100_000, 1_000_000))
+    return vector_scale(sizes, queries=256 if args.quick else 1024, folder=folder, factories=args.factory or ())
 
 
 def _server(args: argparse.Namespace, folder: Path) -> list[Figure]:
@@ -64,6 +64,8 @@ def measure(args: argparse.Namespace) -> list[Figure]:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--part", action="append", choices=sorted(PARTS), help="measure this part only; repeatable")
     parser.add_argument("--models", type=Path, help="keep encoders and dense indexes here (embedding takes long)")
+    parser.add_argument("--size", action="append", type=int, help="vectors: measure this many; repeatable")
+    parser.add_argument("--factory", action="append", help="vectors: measure this FAISS index; repeatable")
     parser.add_argument("--folder", type=Path, help="where corpora and indexes go (5 GB in the full form)")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import threading
@@ -26,6 +27,7 @@ __all__ = ["KIND", "DenseBackend", "DenseSearch", "open_faiss"]
 
 _SPARE = 8  # results beyond k, to see whether the last one is tied
 _MOST = 2048  # results that a search of FAISS on a GPU gives at most
+_KEPT = 16_384  # passages in memory, some 20 MB
 _DIGITS = 6  # of scores: below it lies the noise of float32 between batches of different sizes
 
 
@@ -78,9 +80,9 @@ class DenseBackend:
     """Nearest passages by an encoder's vectors; a :class:`SearchBackend`.
 
     Scores are rounded to six digits and equal ones keep corpus order, so results do not depend on how queries are
-    batched (beyond the encoder's own rounding). Safe to share between threads; pickling carries the paths. A process
-    that was forked after a search opens its own: FAISS's threads do not survive a fork. Every passage is a possible result: a
-    query that matches nothing well still gets its ``k`` nearest. ``identity`` enters the fingerprint.
+    batched (beyond the encoder's own rounding). Every passage is a possible result: a query that matches nothing well
+    still gets its ``k`` nearest. Safe to share between threads; pickling carries the paths. A process that was forked
+    after a search opens its own: FAISS's threads do not survive a fork. ``identity`` enters the fingerprint.
     """
 
     def __init__(
@@ -100,6 +102,8 @@ class DenseBackend:
         self._index = on_gpus(index, gpus=self.options.gpu, half=self.options.gpu_half) if gpu else index
         # FAISS's GPU indexes are not safe to share between threads.
         self._lock = threading.Lock() if gpu else None
+        # Reading a passage from disk costs as much as FAISS's share of a result: popular ones are kept.
+        self._passage = functools.lru_cache(maxsize=_KEPT)(passages.__getitem__)
         self._source: tuple[Any, ...] = ()
         about = ["dense", dict(identity), self.options.nprobe, self.options.ef_search, gpu and self.options.gpu_half]
         self._fingerprint = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
@@ -135,10 +139,14 @@ class DenseBackend:
             return [[] for _ in queries]
         scores, rows = self.search_vectors(self.encoder.encode_queries(different), k=k)
         found = {
-            query: [replace(self.passages[r], score=s) for s, r in zip(mine.tolist(), at.tolist()) if r >= 0]
+            query: [self._scored(r, s) for s, r in zip(mine.tolist(), at.tolist()) if r >= 0]
             for query, mine, at in zip(different, scores, rows)
         }
         return [list(found[query]) for query in queries]
+
+    def _scored(self, row: int, score: float) -> Passage:
+        passage = self._passage(row)
+        return Passage(passage.id, passage.title, passage.text, score)
 
     def search_vectors(
         self, vectors: npt.NDArray[np.float32], *, k: int
