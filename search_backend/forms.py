@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from turntree.search_backend.dialects import ShapeError, contents_of, headed_text, read_passage
 from turntree.search_backend.passage import Passage
@@ -187,11 +186,15 @@ def rerank_form(body: bytes, limits: RequestLimits) -> Ask:
 # -- reading ---------------------------------------------------------------------------------------------------
 
 
+_JSON: TypeAdapter[Any] = TypeAdapter(Any)
+
+
 def _value(body: bytes) -> Mapping[str, Any]:
     try:
-        value = pydantic_core.from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise BadRequest(f"expected JSON, found {body[:60]!r} ({error})") from None
+        value = _JSON.validate_json(body)
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise BadRequest(f"expected JSON, found {body[:60]!r} ({reason})") from None
     if not isinstance(value, dict):
         raise BadRequest(f"expected a JSON object, found {body[:60]!r}")
     return value

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 try:
     from fastapi import FastAPI, Request, Response
-    from fastapi.exceptions import HTTPException
-    from starlette.exceptions import HTTPException as StarletteHTTPException
 
     from turntree.search_backend import forms
     from turntree.search_backend.batching import Closed, MicroBatcher, Overloaded
@@ -169,7 +167,8 @@ class SearchServer:
             title="turntree search", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
             description="Finds passages. Speaks the forms of Search-R1, SkyRL, ZeroSearch and ReSearch.",
         )  # fmt: skip
-        app.add_exception_handler(StarletteHTTPException, self._http_error)
+        for status in (404, 405):
+            app.add_exception_handler(status, self._http_error)
         for path, (form, models, summary) in _FORMS.items():
             # The first route answers: it reads the request itself and needs nothing of what the second one, which
             # is the schema's, does for each request (a third of the server's time).
@@ -217,12 +216,12 @@ class SearchServer:
         return rank(self.reranker, queries, found, k)
 
     async def _http_error(self, _: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException | StarletteHTTPException)
-        kind = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+        """An address or a method that there is not; such errors are exceptions of FastAPI's with these attributes."""
+        status, headers = getattr(error, "status_code", 404), getattr(error, "headers", None)
         known = ", ".join(f"POST {path}" for path in _FORMS)
-        refused = Refused(error.status_code, kind, f"{error.detail}; there are {known}")
-        self.metrics.errors.labels(kind).inc()
-        return Response(error_body(refused), refused.status, dict(error.headers or {}), "application/json")
+        refused = Refused(status, "not_found" if status == 404 else "method_not_allowed", f"{error}; there are {known}")
+        self.metrics.errors.labels(refused.kind).inc()
+        return Response(error_body(refused), status, dict(headers or {}), "application/json")
 
     async def _healthz(self) -> Response:
         alive = self.batcher.alive

