@@ -137,10 +137,10 @@ def test_settings_override_the_family_and_show_in_the_fingerprint(bert: Path) ->
     encoder = load_encoder(plain)
     wanted = hidden(bert, "word1 word2 word3")
     np.testing.assert_allclose(encoder.encode_queries(["word1 word2 word3 word4"])[0], unit(wanted[0]), atol=2e-6)
-    fingerprints = {
-        load_encoder(EncoderSettings(str(bert), **given)).fingerprint
-        for given in ({}, {"query_prefix": ""}, {"pooling": "cls"}, {"max_length": 5}, {"dtype": "bfloat16"})
-    }
+    options: list[dict[str, Any]] = [
+        {}, {"query_prefix": ""}, {"pooling": "cls"}, {"max_length": 5}, {"dtype": "bfloat16"},
+    ]  # fmt: skip
+    fingerprints = {load_encoder(EncoderSettings(str(bert), **given)).fingerprint for given in options}
     assert len(fingerprints) == 5
     assert load_encoder(EncoderSettings(str(bert), batch_size=3)).fingerprint in fingerprints
 
@@ -177,7 +177,8 @@ def test_what_cannot_be_an_encoder_is_refused(bert: Path, tmp_path: Path) -> Non
     (broken / "model.safetensors").unlink()
     with pytest.raises(DataError, match="safetensors weights"):
         load_encoder(str(broken))
-    for bad in ({"pooling": "middle"}, {"dtype": "int8"}, {"batch_size": 0}):
+    wrong: list[dict[str, Any]] = [{"pooling": "middle"}, {"dtype": "int8"}, {"batch_size": 0}]
+    for bad in wrong:
         with pytest.raises(ConfigError, match="encoder: expected"):
             EncoderSettings(str(bert), **bad)
 
