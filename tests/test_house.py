@@ -31,6 +31,7 @@ FLOORS = {
     "configs": 3,
     "commands": 4,
     "cli": 4,
+    "cli_exchange": 4,
 }
 
 
