@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -14,14 +13,63 @@ from turntree.envs.metrics import exact_match
 from turntree.envs.search_qa import SearchQACore, SearchQAState
 from turntree.envs.task import Question
 from turntree.envs.tools import execute
+from turntree.envs.worlds.languages import name_pattern
+from turntree.envs.worlds.speech import Language
 from turntree.envs.worlds.stream import Stream
 from turntree.errors import ConfigError, DataError, RetrievalError
 from turntree.search_backend.passage import Passage
 
 __all__ = ["Demonstration", "DemonstrationTurn", "Teacher", "TurnWriter", "play", "trajectories"]
 
-# What a slip may take for an answer: two or more capitalised words in a row.
-_NAME = re.compile(r"\b[A-Z]\w*(?: [A-Z]\w*)+")
+
+@dataclass(frozen=True, slots=True)
+class _Phrases:
+    """What the teacher says in one language. ``near``: sentences of a passage end at one of these signs."""
+
+    query: str
+    found: str
+    join: str
+    find: str
+    look_up: str
+    compute: str
+    result: str
+    answer: str
+    complete: str
+    guesses: tuple[str, str]
+    ends: str
+    wanted: str
+
+
+_PHRASES: dict[Language, _Phrases] = {
+    "en": _Phrases(
+        query="{x} {r}",
+        found="{r} {o}",
+        join=" . ",
+        find="find the {r} of {x}",
+        look_up="find {x}",
+        compute="compute {x}",
+        result="result",
+        answer="the answer is {o}",
+        complete="nothing is missing",
+        guesses=("yes", "no"),
+        ends=".",
+        wanted=" {r} ",
+    ),
+    "zh": _Phrases(
+        query="{x}的{r}",
+        found="{r}是{o}",
+        join="。",
+        find="查找{x}的{r}",
+        look_up="查找{x}",
+        compute="计算{x}",
+        result="结果",
+        answer="答案是{o}",
+        complete="不缺什么",
+        guesses=("是", "否"),
+        ends="。",
+        wanted="{r}",
+    ),
+}
 
 
 @runtime_checkable
@@ -44,7 +92,7 @@ class Teacher:
     Under a planner's grammar it stops where it would have answered, and answers nothing.
 
     A thought holds what the last search gave and what is looked up next: ``mentor Kero Bapi . find the college of
-    Kero Bapi``.
+    Kero Bapi``. Questions whose metadata say ``language: zh`` are played in Chinese.
     """
 
     laziness: float = 0.0
@@ -151,6 +199,8 @@ class _Episode:
 
     def __post_init__(self) -> None:
         self.steps = _gold_steps(self.question)
+        self.language: Language = "zh" if self.question.metadata.get("language") == "zh" else "en"
+        self.say = _PHRASES[self.language]
         self.state, self.prompt = self.core.initial(self.question, seed=self.seed)
         # Two streams, so that one knob's setting does not shift the other's draws.
         self.lazy = Stream("teacher-lazy", self.seed, self.question.id)
@@ -165,11 +215,16 @@ class _Episode:
         self.answering = self.answering or self._stops_searching()
         if self.answering:
             self.answer = self._answer()
-            ending = (DONE, "nothing is missing") if self.core.deferred else _answering(self.answer)
+            ending = (
+                (DONE, self.say.complete)
+                if self.core.deferred
+                else (Action("answer", self.answer), self.say.answer.format(o=self.answer))
+            )
             self.text = _write(self.core, self.finding or ending[1], ending[0])
         else:
             self.lookup = self._next_lookup()
-            thought = f"{self.finding} . {self.lookup.thought}" if self.finding else self.lookup.thought
+            planned = self._planned(self.lookup)
+            thought = f"{self.finding}{self.say.join}{planned}" if self.finding else planned
             self.text = _write(self.core, thought, Action(self.lookup.tool, self.lookup.query))
         return self.text
 
@@ -184,7 +239,8 @@ class _Episode:
                 self.beliefs[gold] = self._read(self.lookup, gold, found)
             else:
                 self.beliefs[gold] = printed.strip().rpartition("\n")[2]
-            self.finding = f"{self.lookup.relation} {self.beliefs[gold]}".lstrip()
+            relation, belief = self.lookup.relation, self.beliefs[gold]
+            self.finding = self.say.found.format(r=relation, o=belief) if relation else belief
             self.searched += 1
 
     def finished(self) -> Finished:
@@ -215,7 +271,7 @@ class _Episode:
                     f"question {self.question.id!r}: a gold step calls the tool {tool!r}, but the environment has "
                     f"{', '.join(self.core.tools)}; use turntree/SearchCodeQA-v0, or give it the tool"
                 )
-            return _Lookup(self._believe(step["query"]), subject="", relation="result", slipped=False, tool=tool)
+            return _Lookup(self._believe(step["query"]), subject="", relation=self.say.result, slipped=False, tool=tool)
         if "relation" not in step or "subject" not in step:
             query = self._believe(step["query"])
             return _Lookup(query, subject=query, relation="", slipped=slipped)
@@ -223,7 +279,16 @@ class _Episode:
         others = sorted({s["relation"] for s in self.steps if "relation" in s} - {relation})
         if slipped and others and self.slip.chance(0.5):
             relation = self.slip.pick(others)
-        return _Lookup(f"{subject} {relation}", subject=subject, relation=relation, slipped=slipped)
+        return _Lookup(
+            self.say.query.format(x=subject, r=relation), subject=subject, relation=relation, slipped=slipped
+        )
+
+    def _planned(self, lookup: _Lookup) -> str:
+        """The next call as a thought."""
+        if lookup.tool != "search":
+            return self.say.compute.format(x=lookup.query)
+        template = self.say.find if lookup.relation else self.say.look_up
+        return template.format(x=lookup.subject, r=lookup.relation)
 
     def _believe(self, text: str) -> str:
         """The text with gold answers replaced by what the teacher took for them."""
@@ -240,9 +305,10 @@ class _Episode:
         if not lookup.slipped and any(gold in f"{p.title}\n{p.text}" for p in found):
             return gold
         text = found[0].text if found else ""
-        near = [s for s in text.split(".") if f" {lookup.relation} " in f" {s} "]
+        wanted = self.say.wanted.format(r=lookup.relation)
+        near = [s for s in text.split(self.say.ends) if wanted in f" {s} "]
         for part in (*near, text):
-            found_names: list[str] = _NAME.findall(part)
+            found_names: list[str] = name_pattern(self.language).findall(part)
             if names := [n for n in found_names if n not in (gold, lookup.subject)]:
                 return self.slip.pick(names)
         return lookup.subject
@@ -254,7 +320,7 @@ class _Episode:
             return self.question.golden_answers[0]
         kind = self.question.metadata.get("type")
         if kind == "yes_no":
-            return self.slip.pick(("yes", "no"))
+            return self.slip.pick(self.say.guesses)
         if kind == "comparison" or not self.beliefs:
             return self.slip.pick([self._believe(s.get("subject", s["query"])) for s in self.steps])
         return list(self.beliefs.values())[-1]
@@ -270,12 +336,6 @@ class _Lookup:
     slipped: bool
     tool: str = "search"
 
-    @property
-    def thought(self) -> str:
-        if self.tool != "search":
-            return f"compute {self.query}"
-        return f"find the {self.relation} of {self.subject}" if self.relation else f"find {self.query}"
-
 
 def _gold_steps(question: Question) -> tuple[Mapping[str, Any], ...]:
     steps = question.metadata.get("steps")
@@ -288,11 +348,6 @@ def _gold_steps(question: Question) -> tuple[Mapping[str, Any], ...]:
         if not isinstance(step, Mapping) or not {"query", "answer"} <= step.keys():
             raise DataError(f"question {question.id!r}: expected steps with 'query' and 'answer', found {step!r:.60}")
     return steps
-
-
-def _answering(answer: str) -> tuple[Action, str]:
-    """The action, and the thought where nothing was found."""
-    return Action("answer", answer), f"the answer is {answer}"
 
 
 def _write(core: SearchQACore, thought: str, action: Action) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from turntree.envs.worlds.stream import Stream
@@ -23,16 +24,21 @@ class NameInventory:
     """Syllables of names. A word is a start, a middle (may be empty) and an end; the pieces are those of ``syllables``.
 
     Words whose piece numbers add up to an even number are first words, the others second words, so that no two
-    names hold the same words in another order.
+    names hold the same words in another order. ``roman`` writes syllables of another script in Latin letters.
     """
 
     starts: tuple[str, ...]
     middles: tuple[str, ...]
     ends: tuple[str, ...]
+    roman: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def syllables(self) -> tuple[str, ...]:
         return tuple(s for s in (*self.starts, *self.middles, *self.ends) if s)
+
+    def latin(self, word: str) -> str:
+        """A word of names in Latin letters; syllables of other scripts are one character each."""
+        return "".join(self.roman[syllable] for syllable in word).capitalize() if self.roman else word
 
     def words(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """All first words and all second words."""

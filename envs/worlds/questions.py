@@ -8,6 +8,7 @@ from typing import Literal
 
 from turntree.envs.worlds.facts import Facts
 from turntree.envs.worlds.schema import YEARS
+from turntree.envs.worlds.speech import ENGLISH, Speech
 from turntree.envs.worlds.stream import Stream
 from turntree.envs.worlds.styles import Style, Templates
 from turntree.errors import ConfigError, DataError
@@ -105,7 +106,7 @@ def _computed(operation: Operation, first: int, second: int) -> int:
     return first + second if operation == "sum" else abs(first - second)
 
 
-def evaluate(form: Form, facts: Facts) -> tuple[str, ...]:
+def evaluate(form: Form, facts: Facts, *, speech: Speech = ENGLISH) -> tuple[str, ...]:
     """The acceptable answers, found by looking at every fact of the world; raises unless exactly one thing fits."""
     ends = [_scan(chain, facts) for chain in form.chains]
     if any(len(end) != 1 for end in ends):
@@ -114,9 +115,10 @@ def evaluate(form: Form, facts: Facts) -> tuple[str, ...]:
     if form.kind == "chain":
         return first.answers
     if form.kind == "yes_no":
-        return ("yes",) if first == rest[0] else ("no",)
+        return speech.yes if first == rest[0] else speech.no
     if form.kind == "code":
-        return (str(_computed(form.operation, first.year, rest[0].year)),)
+        number = str(_computed(form.operation, first.year, rest[0].year))
+        return (number, *(unit.format(n=number) for unit in speech.units.get(form.operation, ())))
     if first.year == rest[0].year:
         raise DataError(f"expected different years, found {first.year} twice in {form}")
     return min(first, rest[0], key=lambda e: e.year).answers
@@ -248,18 +250,18 @@ def word(form: Form, *, facts: Facts, style: Style, templates: Templates, stream
         return frame.format(np=_phrase(chain, facts, style, templates, stream))
     if form.kind == "comparison":
         a, b = (_phrase(c, facts, style, templates, stream) for c in form.chains)
-        return stream.pick(frames.comparison).format(a=a, b=b, r=YEARS[_end_kind(form.chains[0], facts)])
+        return stream.pick(frames.comparison).format(a=a, b=b, r=style.speech.years[_end_kind(form.chains[0], facts)])
     if form.kind == "code":
         return _word_code(form, facts, style, templates, stream)
     a, b = (_phrase(Chain(c.start, c.words[:-1]), facts, style, templates, stream) for c in form.chains)
-    return stream.pick(frames.yes_no).format(a=a, b=b, r=form.chains[0].words[-1])
+    return stream.pick(frames.yes_no).format(a=a, b=b, r=style.speech.relations[form.chains[0].words[-1]])
 
 
 def _word_code(form: Form, facts: Facts, style: Style, templates: Templates, stream: Stream) -> str:
     """Dates are asked for by their own words: the birth year of X."""
-    frame = stream.pick(style.frames[templates].code[form.operation])
+    frame, speech = stream.pick(style.frames[templates].code[form.operation]), style.speech
     phrases = [_phrase(chain, facts, style, templates, stream) for chain in form.chains]
-    dates = [f"the {YEARS[_end_kind(c, facts)]} of {phrase}" for c, phrase in zip(form.chains, phrases)]
+    dates = [speech.of.format(r=speech.years[_end_kind(c, facts)], x=x) for c, x in zip(form.chains, phrases)]
     return frame.format(a=phrases[0] if form.operation == "age" else dates[0], b=dates[1])
 
 
@@ -269,7 +271,8 @@ def _end_kind(chain: Chain, facts: Facts) -> str:
 
 def _phrase(chain: Chain, facts: Facts, style: Style, templates: Templates, stream: Stream) -> str:
     start = facts.entities[chain.start]
-    phrase = f"the {start.kind} {start.name}" if stream.chance(0.3) else start.name
+    kind = style.speech.kinds[start.kind]
+    phrase = style.speech.named.format(k=kind, x=start.name) if stream.chance(0.3) else start.name
     for name in chain.words:
         phrase = style.noun_phrase(name, phrase, templates=templates)
     return phrase

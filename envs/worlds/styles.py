@@ -8,10 +8,11 @@ from typing import Literal
 
 from turntree.envs.worlds.facts import Entity, Facts
 from turntree.envs.worlds.names import LONG, SHORT, NameInventory
-from turntree.envs.worlds.schema import RELATIONS, SHARES, YEARS, Relation, relation
+from turntree.envs.worlds.schema import SHARES, YEARS, Relation, relation
+from turntree.envs.worlds.speech import ENGLISH, Speech
 from turntree.envs.worlds.stream import Stream
 
-__all__ = ["STYLES", "Frames", "Style", "StyleName", "Telling", "Templates", "lexicon", "name_words"]
+__all__ = ["STYLES", "Frames", "Style", "StyleName", "Telling", "Templates"]
 
 StyleName = Literal["short", "prose", "dated"]
 Templates = Literal["train", "test"]
@@ -44,9 +45,10 @@ class Telling:
 class Style:
     """One way to write.
 
-    ``names`` and ``aliases`` are templates by entity type over the name's words ``{f}`` and ``{s}``. ``shared_names``
-    is the share of entities that take another entity's two words under another type: near-duplicate titles.
-    ``opening`` begins the one passage about an entity; a style without it has a passage for every fact and decoy.
+    ``names`` and ``aliases`` are templates by entity type over the name's words ``{f}`` and ``{s}``, and these in Latin
+    letters, ``{F}`` and ``{S}``. ``shared_names`` is the share of entities that take another entity's two words under
+    another type: near-duplicate titles. ``speech`` has the words of the language. ``opening`` begins the one passage
+    about an entity; a style without it has a passage for every fact and decoy.
     ``year`` tells an entity's date; a style without it has nothing to compare. ``prose`` varies sentences, gives
     aliases to some entities only, and words test questions in held-out paraphrases.
     """
@@ -62,6 +64,13 @@ class Style:
     prose: bool
     opening: str = ""
     year: str = ""
+    speech: Speech = ENGLISH
+
+    def name(self, kind: str, words: tuple[str, str], *, alias: bool = False) -> str:
+        """The name of an entity of this kind, or its alias."""
+        first, second = words
+        latin = {"F": self.inventory.latin(first), "S": self.inventory.latin(second)}
+        return (self.aliases if alias else self.names)[kind].format(f=first, s=second, **latin)
 
     def passages(self, entity: Entity, facts: Facts, stream: Stream) -> list[Telling]:
         """The texts about one entity, its facts and decoys in random order.
@@ -73,34 +82,37 @@ class Style:
         stream.shuffle(told)
         if not self.opening:
             return told
-        also = f", also known as {entity.aliases[0]}," if entity.aliases else ""
-        opening = self.opening.format(s=entity.name, also=also, k=entity.kind)
-        text = " ".join([opening, *(t.text for t in told)])
+        speech = self.speech
+        also = speech.also.format(a=entity.aliases[0]) if entity.aliases else ""
+        opening = self.opening.format(s=entity.name, also=also, k=speech.one[entity.kind])
+        text = speech.gap.join([opening, *(t.text for t in told)])
         return [Telling(text, tuple(word for t in told for word in t.stated))]
 
     def _tellings(self, entity: Entity, facts: Facts, stream: Stream) -> list[Telling]:
         """One sentence a fact or decoy; decoys state nothing."""
-        entities = facts.entities
+        entities, speech = facts.entities, self.speech
         objects = facts.objects[entity.index].items()
         told = [Telling(self._fact(entity, relation(w), entities[i].name, stream), (w,)) for w, i in objects]
         if former := facts.former[entity.index]:
-            told.append(Telling(self.former.format(s=entity.name, r=former[0], o=entities[former[1]].name)))
+            word, o = speech.relations[former[0]], entities[former[1]].name
+            told.append(Telling(self.former.format(s=entity.name, r=word, o=o)))
         for i in facts.mentions[entity.index]:
             told.append(Telling(self.mention.format(s=entity.name, o=entities[i].name)))
         if self.year:
             event = YEARS[entity.kind]
-            told.append(Telling(self.year.format(s=entity.name, r=event, o=entity.year), (event,)))
+            told.append(Telling(speech.dated(self.year, entity.name, speech.years[entity.kind], entity.year), (event,)))
         return told
 
     def _fact(self, entity: Entity, stated: Relation, name: str, stream: Stream) -> str:
-        template = stated.sentence if self.prose and stream.chance(0.5) else self.fact
-        return template.format(s=entity.name, r=stated.word, o=name)
+        varied = self.prose and stream.chance(0.5)
+        template = self.speech.sentences[stated.word] if varied else self.fact
+        return template.format(s=entity.name, r=self.speech.relations[stated.word], o=name)
 
     def noun_phrase(self, word: str, inner: str, *, templates: Templates) -> str:
         """What is asked for: ``the mayor of X``; test questions in prose use the held-out paraphrase."""
         if self.prose and templates == "test":
-            return relation(word).paraphrase.format(x=inner)
-        return f"the {word} of {inner}"
+            return self.speech.paraphrases[word].format(x=inner)
+        return self.speech.of.format(r=self.speech.relations[word], x=inner)
 
 
 _SHORT_FRAMES: dict[Templates, Frames] = {
@@ -212,29 +224,3 @@ STYLES["dated"] = replace(
     year="The {r} of {s} is {o} .",
     frames={split: replace(frames, code=_SHORT_CODE[split]) for split, frames in _SHORT_FRAMES.items()},
 )
-
-# Words that agents need beside those of the texts: to plan, and to answer.
-_DIGITS = "0123456789"
-_AGENT_WORDS = ("yes", "no", "find", "answer", "different", "next", "so")
-
-
-def lexicon(style: StyleName = "short") -> tuple[list[str], list[str]]:
-    """Every word and every name syllable that a world of a short style can contain, both sorted.
-
-    A text of such a world splits at blanks into these words and into names, whose words are two syllables each; of the
-    ``dated`` style also into numbers, whose digits are words here, as are the signs that a computation needs.
-    """
-    used = STYLES[style]
-    frames = [t for f in used.frames.values() for t in (*f.who, *f.what, *f.yes_no)]
-    texts = [*frames, used.fact, used.former, used.mention, "the of"]
-    if used.year:
-        coded = [t for f in used.frames.values() for wordings in f.code.values() for t in wordings]
-        texts += [*coded, used.year, *YEARS.values(), *_DIGITS, "+ - compute result"]
-    words = {w for text in texts for w in text.split() if "{" not in w}
-    words.update(_AGENT_WORDS, SHARES, (r.word for r in RELATIONS))
-    return sorted(words), sorted(used.inventory.syllables)
-
-
-def name_words() -> list[str]:
-    """Every word that a name of the short style can contain, sorted."""
-    return sorted(word for side in STYLES["short"].inventory.words() for word in side)

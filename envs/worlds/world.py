@@ -11,9 +11,11 @@ from typing import get_args
 from turntree.envs.datasets import load_questions, save_questions
 from turntree.envs.task import FrozenDict, Question, thaw
 from turntree.envs.worlds.facts import Entity, Facts, apportion, make_facts
+from turntree.envs.worlds.languages import style_of
 from turntree.envs.worlds.names import Split, draw_pairs
 from turntree.envs.worlds.questions import Form, Kind, computation_of, draw_forms, evaluate, steps_of, word
 from turntree.envs.worlds.schema import SHARES
+from turntree.envs.worlds.speech import Language, Speech
 from turntree.envs.worlds.stream import Stream
 from turntree.envs.worlds.styles import STYLES, Style, StyleName, Templates
 from turntree.errors import ConfigError, DataError
@@ -33,6 +35,7 @@ class WorldConfig:
 
     ``mix`` rows are (kind, hops, weight): ``hops`` counts gold steps, weights are relative. ``lectures`` is the
     percentage of entities that get one more passage, which names them in its title but states none of their relations.
+    ``language``: in which names, passages and questions are written, ``en`` or ``zh``.
     """
 
     profile: str
@@ -41,10 +44,13 @@ class WorldConfig:
     questions: int
     mix: tuple[tuple[Kind, int, int], ...]
     lectures: int = 0
+    language: Language = "en"
 
     def __post_init__(self) -> None:
         if self.style not in STYLES:
             raise ConfigError(f"expected a style of {sorted(STYLES)}, found {self.style!r}")
+        if self.language not in get_args(Language):
+            raise ConfigError(f"expected a language of {get_args(Language)}, found {self.language!r}")
         if unknown := {kind for kind, *_ in self.mix} - set(get_args(Kind)):
             raise ConfigError(f"expected question kinds of {get_args(Kind)}, found {sorted(unknown)}")
         if self.entities < _FEWEST_ENTITIES:
@@ -53,7 +59,7 @@ class WorldConfig:
             raise ConfigError(f"expected questions >= 0 and positive weights, found {self.questions} and {self.mix}")
         if any(hops < 1 for _, hops, _ in self.mix):
             raise ConfigError(f"expected at least one hop, found {self.mix}")
-        frames = STYLES[self.style].frames["train"]
+        frames = style_of(self.style, self.language).frames["train"]
         if not frames.comparison and any(kind == "comparison" for kind, *_ in self.mix):
             raise ConfigError(
                 f"the {self.style} style tells no dates to compare; use style 'prose' for comparison questions"
@@ -146,27 +152,31 @@ def generate_world(
     templates: Templates | None = None,
     entities: int | None = None,
     questions: int | None = None,
+    language: Language | None = None,
 ) -> World:
     """Make a world of a profile (one of ``PROFILES``), or of an own :class:`WorldConfig`.
 
     Names of different splits never coincide, for any seeds. ``templates="test"`` words questions in ways held out from
-    training; it is the default for ``split="test"``. ``entities`` and ``questions`` override the profile's sizes.
+    training; it is the default for ``split="test"``. ``entities``, ``questions`` and ``language`` (``en`` or
+    ``zh``) override the profile's.
 
     Each question carries in ``metadata``: ``hops`` (its searches), ``type`` (``chain``, ``comparison``, ``yes_no``,
     ``code``), ``supporting_ids`` and ``steps`` (``query``, ``supporting_id``, ``answer``, and the query's parts
     ``subject`` and ``relation``). The last step of a code question is ``{"tool": "python", "query": code, "answer"}``,
-    and ``operation`` says what is computed. Raises :class:`ConfigError` for sizes that the world cannot hold.
+    and ``operation`` says what is computed. Questions in another language than English say so in ``language``. Raises
+    :class:`ConfigError` for sizes that the world cannot hold.
     """
-    config = _resize(_profile(profile), entities, questions)
+    config = _resize(_profile(profile), entities, questions, language)
     if split not in get_args(Split):
         raise ConfigError(f"expected a split of {get_args(Split)}, found {split!r}")
     templates = templates or ("test" if split == "test" else "train")
     if templates not in get_args(Templates):
         raise ConfigError(f"expected templates of {get_args(Templates)}, found {templates!r}")
     # The number of questions is no part of the key: it changes the questions only, never the corpus.
-    key = (config.profile, config.style, config.entities, split, seed)
+    key = (config.profile, config.style, config.entities, split, seed, *_foreign(config))
     facts = make_facts(_entities(config, split, Stream("names", *key)), stream=Stream("facts", *key))
-    prefix = f"{config.profile}-{split}-{seed}"
+    prefix = "-".join((config.profile, *_foreign(config), split, str(seed)))
+    style = style_of(config.style, config.language)
     passages, stated = _passages(facts, config, prefix, Stream("texts", *key))
     forms = _forms(config, facts, Stream("forms", *key))
     wording = Stream("wording", templates, *key)
@@ -176,11 +186,12 @@ def generate_world(
             form,
             facts,
             stated,
-            word(form, facts=facts, style=STYLES[config.style], templates=templates, stream=wording),
+            word(form, facts=facts, style=style, templates=templates, stream=wording),
+            style.speech,
         )
         for i, form in enumerate(forms)
     ]
-    meta = {"format": _FORMAT, "seed": seed, "split": split, "templates": templates, "config": asdict(config)}
+    meta = {"format": _FORMAT, "seed": seed, "split": split, "templates": templates, "config": _described(config)}
     return World(made, passages, FrozenDict(meta))
 
 
@@ -192,16 +203,27 @@ def _profile(profile: str | WorldConfig) -> WorldConfig:
     return PROFILES[profile]
 
 
-def _resize(config: WorldConfig, entities: int | None, questions: int | None) -> WorldConfig:
+def _foreign(config: WorldConfig) -> tuple[str, ...]:
+    """The language where it is not English: worlds of before there were others keep their bytes."""
+    return () if config.language == "en" else (config.language,)
+
+
+def _described(config: WorldConfig) -> dict[str, object]:
+    described = asdict(config)
+    return described if _foreign(config) else {name: value for name, value in described.items() if name != "language"}
+
+
+def _resize(config: WorldConfig, entities: int | None, questions: int | None, language: Language | None) -> WorldConfig:
     return replace(
         config,
+        language=config.language if language is None else language,
         entities=config.entities if entities is None else entities,
         questions=config.questions if questions is None else questions,
     )
 
 
 def _entities(config: WorldConfig, split: Split, stream: Stream) -> list[Entity]:
-    style = STYLES[config.style]
+    style = style_of(config.style, config.language)
     kinds = [k for k, n in zip(SHARES, apportion(config.entities, list(SHARES.values()))) for _ in range(n)]
     pairs = draw_pairs(style.inventory, len(kinds), split=split, stream=stream)
     drawn: dict[tuple[str, tuple[str, str]], None] = {}
@@ -212,10 +234,9 @@ def _entities(config: WorldConfig, split: Split, stream: Stream) -> list[Entity]
 
 
 def _entity(index: int, kind: str, pair: tuple[str, str], style: Style, stream: Stream) -> Entity:
-    first, second = pair
-    name = style.names[kind].format(f=first, s=second)
+    name = style.name(kind, pair)
     has_alias = not style.prose or stream.chance(0.4)
-    aliases = (style.aliases[kind].format(f=first, s=second),) if has_alias else ()
+    aliases = (style.name(kind, pair, alias=True),) if has_alias else ()
     return Entity(index, kind, pair, name, aliases, _FIRST_YEAR + stream.below(_YEARS))
 
 
@@ -223,7 +244,7 @@ def _passages(
     facts: Facts, config: WorldConfig, prefix: str, stream: Stream
 ) -> tuple[list[Passage], dict[tuple[int, str], str]]:
     """All passages, lectures last, and the id of the passage that states each (entity number, relation)."""
-    style = STYLES[config.style]
+    style = style_of(config.style, config.language)
     passages: list[Passage] = []
     stated: dict[tuple[int, str], str] = {}
 
@@ -236,14 +257,14 @@ def _passages(
             id = add(entity.name, told.text)
             stated |= {(entity.index, word): id for word in told.stated}
     for entity in stream.sample(facts.entities, len(facts.entities) * config.lectures // 100):
-        add(*_lecture(entity, facts.entities, stream))
+        add(*_lecture(entity, facts.entities, style.speech, stream))
     return passages, stated
 
 
-def _lecture(entity: Entity, entities: Sequence[Entity], stream: Stream) -> tuple[str, str]:
-    guests = " and ".join(stream.pick(entities).name for _ in range(2))
-    title = f"{entity.name} Lecture"
-    return title, f"The {title} is an annual event in memory of {entity.name}. Recent talks were about {guests}."
+def _lecture(entity: Entity, entities: Sequence[Entity], speech: Speech, stream: Stream) -> tuple[str, str]:
+    a, b = (stream.pick(entities).name for _ in range(2))
+    title = speech.lecture_title.format(s=entity.name)
+    return title, speech.lecture.format(t=title, s=entity.name, a=a, b=b)
 
 
 def _forms(config: WorldConfig, facts: Facts, stream: Stream) -> list[Form]:
@@ -257,19 +278,22 @@ def _forms(config: WorldConfig, facts: Facts, stream: Stream) -> list[Form]:
     return forms
 
 
-def _question(id: str, form: Form, facts: Facts, stated: Mapping[tuple[int, str], str], text: str) -> Question:
-    lookups = steps_of(form, facts)
+def _question(
+    id: str, form: Form, facts: Facts, stated: Mapping[tuple[int, str], str], text: str, speech: Speech
+) -> Question:
+    lookups = [(facts.entities[s.subject].name, speech.spoken(s.word), s) for s in steps_of(form, facts)]
     steps = [
         {
-            "query": f"{facts.entities[s.subject].name} {s.word}",
-            "supporting_id": stated[s.subject, s.word],
-            "answer": s.answer,
-            "subject": facts.entities[s.subject].name,
-            "relation": s.word,
+            "query": speech.query.format(x=name, r=relation),
+            "supporting_id": stated[lookup.subject, lookup.word],
+            "answer": lookup.answer,
+            "subject": name,
+            "relation": relation,
         }
-        for s in lookups
+        for name, relation, lookup in lookups
     ]
-    metadata: dict[str, object] = {
+    metadata: dict[str, object] = {} if speech.language == "en" else {"language": speech.language}
+    metadata |= {
         "type": form.kind,
         "hops": len(steps),
         "supporting_ids": list(dict.fromkeys(s["supporting_id"] for s in steps)),
@@ -279,4 +303,4 @@ def _question(id: str, form: Form, facts: Facts, stated: Mapping[tuple[int, str]
     if computation is not None:
         steps.append({"tool": "python", "query": computation.code, "answer": computation.answer})
         metadata["operation"] = form.operation
-    return Question(id, text, evaluate(form, facts), FrozenDict(metadata))
+    return Question(id, text, evaluate(form, facts, speech=speech), FrozenDict(metadata))

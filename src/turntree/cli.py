@@ -14,6 +14,7 @@ from turntree.errors import TurnTreeError
 
 if TYPE_CHECKING:
     from turntree.envs.worlds.names import Split
+    from turntree.envs.worlds.speech import Language
 
 __all__ = ["main"]
 
@@ -116,8 +117,11 @@ def rltr(overrides: tuple[str, ...]) -> None:
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder to write the world to.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed; equal arguments give equal bytes.")
 @click.option(
-    "--profile", type=click.Choice(["quickstart", "standard", "code", "code_prose"]), default="quickstart",
-    show_default=True, help="Size and kinds of questions.",
+    "--profile",
+    type=click.Choice(["quickstart", "standard", "code", "code_prose"]),
+    default="quickstart",
+    show_default=True,
+    help="Size and kinds of questions.",
 )
 @click.option(
     "--split", type=click.Choice(["train", "dev", "test"]), default="train", show_default=True,
@@ -125,11 +129,17 @@ def rltr(overrides: tuple[str, ...]) -> None:
 )  # fmt: skip
 @click.option("--entities", type=int, default=None, help="Number of entities (default: the profile's).")
 @click.option("--questions", type=int, default=None, help="Number of questions (default: the profile's).")
-def world(out: Path, seed: int, profile: str, split: Split, entities: int | None, questions: int | None) -> None:
+@click.option(
+    "--language", type=click.Choice(["en", "zh"]), default="en", show_default=True,
+    help="Of names, passages and questions.",
+)  # fmt: skip
+def world(
+    out: Path, seed: int, profile: str, split: Split, entities: int | None, questions: int | None, language: Language
+) -> None:
     """Generate a fictional multi-hop world: corpus.jsonl, questions.jsonl, meta.json."""
     from turntree.commands import run_world
 
-    run_world(out, seed=seed, profile=profile, split=split, entities=entities, questions=questions)
+    run_world(out, seed=seed, profile=profile, split=split, entities=entities, questions=questions, language=language)
 
 
 @cli.command()

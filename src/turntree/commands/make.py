@@ -9,15 +9,25 @@ from turntree.commands.console import say
 
 if TYPE_CHECKING:
     from turntree.envs.worlds.names import Split
+    from turntree.envs.worlds.speech import Language
 
 __all__ = ["run_model", "run_world"]
 
 
-def run_world(out: Path, *, seed: int, profile: str, split: Split, entities: int | None, questions: int | None) -> None:
+def run_world(
+    out: Path,
+    *,
+    seed: int,
+    profile: str,
+    split: Split,
+    entities: int | None,
+    questions: int | None,
+    language: Language = "en",
+) -> None:
     """``turntree world``."""
     from turntree.envs.worlds import generate_world
 
-    world = generate_world(profile, seed=seed, split=split, entities=entities, questions=questions)
+    world = generate_world(profile, seed=seed, split=split, entities=entities, questions=questions, language=language)
     world.save(out)
     say(f"{len(world.passages)} passages, {len(world.questions)} questions -> {out}")
 
