@@ -94,7 +94,7 @@ def make_plan(options: SandboxOptions, *, layers: Sequence[str], zygote: bool = 
         "user": user,
         "group": group,
         "binds": binds(options, started_inside=not zygote) if isolated else [],
-        "links": links(started_inside=not zygote) if isolated else [],
+        "links": list(links(started_inside=not zygote)) if isolated else [],
         "hidden": [f"{library_inside()}/{name}" for name in ("site-packages", "dist-packages")],
         "library": str(library()),
         "library_inside": library_inside(),
@@ -147,18 +147,18 @@ def _shared_libraries() -> tuple[str, ...]:
     return tuple(path for path in found.stdout.splitlines() if not path.startswith(inside_library))
 
 
-def links(*, started_inside: bool = False) -> list[tuple[str, str]]:
+@functools.cache
+def links(*, started_inside: bool = False) -> tuple[tuple[str, str], ...]:
     """(target, link): by which names programs ask for the libraries, and links to library folders at the top."""
     tops = (f"/{name}" for name in ("lib", "lib32", "lib64", "libx32"))
     found = [(os.readlink(top), top) for top in tops if os.path.islink(top)]
-    libraries = (path for path in _shared_libraries() if started_inside or "/libpython" not in path)
-    return found + [link for path in libraries for link in _links_beside(path)]
-
-
-def _links_beside(path: str) -> list[tuple[str, str]]:
-    with os.scandir(os.path.dirname(path)) as entries:
-        places = [entry.path for entry in entries if entry.is_symlink() and ".so" in entry.name]
-    return [(os.path.basename(path), place) for place in sorted(places) if os.path.realpath(place) == path]
+    shown = {path for path in _shared_libraries() if started_inside or "/libpython" not in path}
+    for folder in sorted({os.path.dirname(path) for path in shown}):
+        with os.scandir(folder) as entries:
+            places = sorted(entry.path for entry in entries if ".so" in entry.name and entry.is_symlink())
+        targets = ((os.path.realpath(place), place) for place in places)
+        found += [(target, place) for target, place in targets if target in shown]
+    return tuple(found)
 
 
 def loader() -> list[tuple[str, str]]:

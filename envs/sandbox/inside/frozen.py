@@ -186,7 +186,7 @@ def _freeze_chance() -> None:
     def seeded(self: random.Random, a: Any = None, version: int = 2) -> None:
         seed(self, int.from_bytes(urandom(32), "big") if a is None else a, version)
 
-    random.Random.seed = seeded  # type: ignore[assignment]
+    setattr(random.Random, "seed", seeded)  # noqa: B010 - a method is replaced on purpose
     random.seed(_SEED)
     _set(tempfile, _name_sequence=None)
 

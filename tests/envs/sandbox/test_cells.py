@@ -170,7 +170,9 @@ CELLS = (
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(st.sampled_from(CELLS), min_size=1, max_size=5), st.integers(0, 4))
 def test_the_same_cells_give_the_same_results_on_every_way(
     tool: PythonTool, anew: PythonTool, cells: list[str], branch: int
