@@ -1,6 +1,6 @@
 """Exact match, sub-exact match and F1 of short answers.
 
-Two normalisers, chosen by name, so that a result can say which one it used:
+Four normalisers, chosen by name, so that a result can say which one it used:
 
 ``squad`` (default; English) reproduces the official SQuAD v1 / HotpotQA scorers: lower case, ASCII punctuation deleted
 without inserting a space, ``a``, ``an``, ``the`` removed, white space collapsed. F1 has HotpotQA's rule that ``yes``,
@@ -14,6 +14,15 @@ equals half-width, ``ß`` equals ``ss``); Chinese characters and kana are one to
 space; punctuation of every script is deleted; a decimal point and a leading minus stay; thousands separators go; other
 punctuation between digits separates (``2012-13``); English articles are removed. An answer that would lose everything
 keeps what it had. Sub-EM matches whole tokens, so ``5`` is not in ``3.5``.
+
+``zh`` (Chinese) is ``unicode`` with three differences. Articles stay: ``A股`` is not ``股``. Numbers in Chinese
+numerals are the numbers they write, where that is beyond doubt (:mod:`turntree.envs.numerals`): ``二〇二〇年`` equals
+``2020年`` and ``一百二十`` equals ``120``, while ``一``, ``十``, ``三四``, ``万一`` and ``百年`` stay words. ``是`` and
+``否`` score F1 0 against anything else, as ``yes`` and ``no`` do. Traditional and simplified characters differ.
+
+``cmrc`` (Chinese reading comprehension) reproduces the CMRC 2018 scorer: lower case, its list of signs deleted, EM on
+what is left, F1 of the longest common run of segments, where a Chinese character is a segment. Two limits: other text
+is cut into words and signs, where the scorer uses NLTK; and what is nothing but signs has no sub-EM with anything else.
 """
 
 from __future__ import annotations
@@ -27,16 +36,21 @@ from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from turntree.envs.loading import reject_unknown
+from turntree.envs.numerals import arabic
 from turntree.errors import DataError
 
 __all__ = ["Normalizer", "exact_match", "f1_score", "normalize_answer", "sub_exact_match"]
 
-Normalizer = Literal["squad", "unicode"]
+Normalizer = Literal["squad", "unicode", "zh", "cmrc"]
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _ARTICLE_WORDS = frozenset({"a", "an", "the"})
 _ASCII_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLOSED_ANSWERS = frozenset({"yes", "no", "noanswer"})
+_CLOSED = {"zh": _CLOSED_ANSWERS | {"是", "否"}}
+# cmrc2018_evaluate.py, sp_char. Its "……" has two characters and never equals one.
+_CMRC_SIGNS = frozenset("-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")
+_CMRC_SEGMENT = re.compile(r"[\u4e00-\u9fa5]|[^\W\u4e00-\u9fa5]+|[^\w\s]")
 # Kana, Bopomofo and Han with its extensions: scripts that are written without spaces.
 _UNSPACED = (
     "\u3005-\u3007\u3040-\u30ff\u3100-\u312f\u31a0-\u31bf\u31f0-\u31ff"
@@ -70,7 +84,8 @@ def sub_exact_match(
         return 0.0
     found = normalize_answer(prediction, normalizer=normalizer)
     normal = [normalize_answer(gold, normalizer=normalizer) for gold in golds]
-    return float(any(_contains(found, gold, whole_tokens=normalizer == "unicode") for gold in normal))
+    whole_tokens = normalizer in ("unicode", "zh")
+    return float(any(_contains(found, gold, whole_tokens=whole_tokens) for gold in normal))
 
 
 def f1_score(prediction: str | None, golden_answers: str | Sequence[str], *, normalizer: Normalizer = "squad") -> float:
@@ -81,9 +96,14 @@ def f1_score(prediction: str | None, golden_answers: str | Sequence[str], *, nor
 
 @lru_cache(maxsize=4096)
 def normalize_answer(text: str, *, normalizer: Normalizer = "squad") -> str:
-    """The form that is compared; under ``unicode`` its tokens are joined by single spaces."""
+    """The form that is compared; under ``unicode`` and ``zh`` its tokens are joined by single spaces."""
     if normalizer == "unicode":
-        return " ".join(_unicode_tokens(text))
+        tokens = _unicode_tokens(text)
+        return " ".join([token for token in tokens if token not in _ARTICLE_WORDS] or tokens)
+    if normalizer == "zh":
+        return " ".join(_unicode_tokens(arabic(unicodedata.normalize("NFKC", text))))
+    if normalizer == "cmrc":
+        return "".join(character for character in text.lower().strip() if character not in _CMRC_SIGNS)
     return " ".join(_ARTICLES.sub(" ", _unpunctuated(text)).split())
 
 
@@ -117,7 +137,9 @@ def _f1(prediction: str, gold: str, normalizer: Normalizer) -> float:
     left, right = (normalize_answer(text, normalizer=normalizer) for text in (prediction, gold))
     if not left and not right and normalizer == "squad":
         left, right = (" ".join(_unpunctuated(text).split()) for text in (prediction, gold))
-    if left != right and (left in _CLOSED_ANSWERS or right in _CLOSED_ANSWERS):
+    if normalizer == "cmrc":
+        return _common_run(_CMRC_SEGMENT.findall(left), _CMRC_SEGMENT.findall(right))
+    if left != right and not _CLOSED.get(normalizer, _CLOSED_ANSWERS).isdisjoint((left, right)):
         return 0.0
     predicted, golden = left.split(), right.split()
     common = sum((Counter(predicted) & Counter(golden)).values())
@@ -127,12 +149,21 @@ def _f1(prediction: str, gold: str, normalizer: Normalizer) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
+def _common_run(predicted: Sequence[str], golden: Sequence[str]) -> float:
+    """CMRC 2018's F1: the longest run of segments that both hold, against the lengths of both."""
+    longest, ends = 0, [0] * (len(golden) + 1)
+    for segment in predicted:
+        for j in range(len(golden), 0, -1):
+            ends[j] = ends[j - 1] + 1 if segment == golden[j - 1] else 0
+            longest = max(longest, ends[j])
+    return 2 * longest / (len(predicted) + len(golden)) if longest else 0.0
+
+
 def _unicode_tokens(text: str) -> list[str]:
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     joined = _THOUSANDS.sub(lambda match: match.group().replace(",", ""), folded)
     kept = "".join(_keep(joined, i) for i in range(len(joined)))
-    tokens = _TOKEN.findall(kept) or _TOKEN.findall(folded)
-    return [token for token in tokens if token not in _ARTICLE_WORDS] or tokens
+    return _TOKEN.findall(kept) or _TOKEN.findall(folded)
 
 
 def _keep(text: str, index: int) -> str:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turntree.envs.datasets import load_questions
 from turntree.envs.metrics import Normalizer, exact_match, f1_score, normalize_answer, sub_exact_match
 from turntree.errors import ConfigError, DataError
 
-NORMALIZERS: list[Normalizer] = ["squad", "unicode"]
+NORMALIZERS: list[Normalizer] = ["squad", "unicode", "zh"]
 
 
 def golden_pairs(golden_dir: Path) -> list[dict[str, Any]]:
@@ -122,10 +123,10 @@ def test_an_unknown_normalizer_is_named() -> None:
         exact_match("x", "x", normalizer=wrong)
 
 
-@given(text=st.text(), normalizer=st.sampled_from(NORMALIZERS))
+@given(text=st.text(), normalizer=st.sampled_from(get_args(Normalizer)))
 def test_law_9_a_text_equals_itself_and_scores_are_bounded(text: str, normalizer: Normalizer) -> None:
     once = normalize_answer(text, normalizer=normalizer)
-    if normalizer == "unicode":
+    if normalizer in ("unicode", "zh"):
         assert exact_match(text, unicodedata.normalize("NFD", text), normalizer=normalizer) == 1
     assert exact_match(text, text, normalizer=normalizer) == 1
     assert 0 <= f1_score(text, once, normalizer=normalizer) <= 1
@@ -141,3 +142,95 @@ def test_law_9_different_numbers_stay_different(left: Any, right: int) -> None:
 @given(text=st.text(alphabet=st.characters(min_codepoint=0x4E00, max_codepoint=0x9FFF), min_size=1))
 def test_law_9_chinese_is_not_destroyed(text: str) -> None:
     assert normalize_answer(text, normalizer="unicode").replace(" ", "") == unicodedata.normalize("NFKC", text)
+
+
+# -- Chinese -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "equal"),
+    [
+        ("《红楼梦》。", "红楼梦", True),
+        ("「红楼梦」", "『红楼梦』！", True),
+        ("红　楼 梦", "红楼梦", True),
+        ("A股", "股", False),
+        ("Ａ股", "a股", True),
+        ("一百二十", "120", True),
+        ("一百二十", "１２０", True),
+        ("120年", "一百二十年", True),
+        ("二〇二〇年", "2020年", True),
+        ("二〇二〇年五月三日", "2020年5月3日", True),
+        ("2020 年 5 月", "2020年5月", True),
+        ("2020年5月", "2020年", False),
+        ("一", "1", False),
+        ("三四", "34", False),
+        ("1,234,567", "1234567", True),
+        ("3.5", "35", False),
+        ("-5", "5", False),
+        ("卡洛·贝里", "卡洛贝里", True),
+        ("OpenAI公司", "openai 公司", True),
+        ("中國", "中国", False),
+        ("the", "a", False),
+    ],
+)
+def test_zh_equalities(prediction: str, gold: str, equal: bool) -> None:
+    assert exact_match(prediction, gold, normalizer="zh") == equal
+    assert exact_match(gold, prediction, normalizer="zh") == equal
+
+
+def test_zh_scores_by_character_and_by_latin_word_and_number() -> None:
+    assert normalize_answer("iPhone 15手机，2020年5月", normalizer="zh") == "iphone 15 手 机 2020 年 5 月"
+    assert f1_score("北京市", "北京", normalizer="zh") == pytest.approx(0.8)
+    assert f1_score("OpenAI公司", "Open公司", normalizer="zh") == pytest.approx(2 / 3)
+    assert f1_score("一百二十五年", "125年", normalizer="zh") == 1
+    assert sub_exact_match("答案是一百二十五人。", "125人", normalizer="zh") == 1
+    assert sub_exact_match("3.5", "5", normalizer="zh") == 0
+
+
+@pytest.mark.parametrize(("prediction", "gold"), [("是否", "是"), ("不是", "是"), ("否定", "否"), ("是", "否")])
+def test_zh_yes_and_no_are_all_or_nothing(prediction: str, gold: str) -> None:
+    assert f1_score(prediction, gold, normalizer="zh") == 0
+
+
+@given(text=st.text(alphabet=st.characters(min_codepoint=0x4E00, max_codepoint=0x9FFF), min_size=1))
+def test_law_9_zh_destroys_no_chinese(text: str) -> None:
+    """Every character stays, in order, but for those of numbers."""
+    numerals = "〇零一二两三四五六七八九十百千万亿"
+    kept = [c for c in normalize_answer(text, normalizer="zh") if not c.isspace() and not c.isascii()]
+    folded = unicodedata.normalize("NFKC", text)
+    assert [c for c in kept if c not in numerals] == [c for c in folded if c not in numerals]
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from(["年", "人", "", "%"]))
+def test_law_9_zh_keeps_numbers_apart(left: int, right: int, unit: str) -> None:
+    assert exact_match(f"{left}{unit}", f"{right}{unit}", normalizer="zh") == (left == right)
+
+
+# Worked out by hand from data/cmrc2018_evaluate.py (v5): (prediction, gold, EM, F1).
+CMRC = [
+    ("《红楼梦》", "红楼梦", 1, 1.0),
+    ("北京市", "北京", 0, 0.8),
+    ("光荣和ω-force", "光荣和ω-force", 1, 1.0),
+    ("京北", "北京", 0, 0.5),
+    ("张三、李四", "张三李四", 1, 1.0),
+    ("张三和李四", "张三李四", 0, 4 / 9),
+    ("ABC公司", "abc公司", 1, 1.0),
+    ("120", "一百二十", 0, 0.0),
+    ("他（张三）", "他张三", 1, 1.0),
+    ("他(张三)", "他张三", 0, 4 / 8),
+    ("1984", "1984年", 0, 2 / 3),
+]
+
+
+@pytest.mark.parametrize(("prediction", "gold", "em", "f1"), CMRC)
+def test_cmrc_scores_as_the_official_script(prediction: str, gold: str, em: int, f1: float) -> None:
+    assert exact_match(prediction, gold, normalizer="cmrc") == em
+    assert f1_score(prediction, gold, normalizer="cmrc") == pytest.approx(f1)
+
+
+@pytest.mark.parametrize("normalizer", ["zh", "unicode"])
+def test_chinese_simpleqa_answers_equal_themselves_with_punctuation(shared_data: Path, normalizer: Normalizer) -> None:
+    for question in load_questions(shared_data / "real" / "chinese_simpleqa" / "chinese_simpleqa.jsonl")[:500]:
+        gold = question.golden_answers[0]
+        assert exact_match(f"“{gold}”。", question.golden_answers, normalizer=normalizer) == 1, gold
+        assert f1_score(f"答案：{gold}", question.golden_answers, normalizer=normalizer) > 0
