@@ -132,7 +132,7 @@ def _run(code: str, number: int, module: types.ModuleType, streams: _Streams) ->
     _collect()  # cycles are collected at the same places in every run of the same cells
     try:
         code = _unindented(code)
-        lines = code.splitlines(keepends=True)
+        lines = [line + "\n" for line in code.split("\n")]
         linecache.cache[name] = (len(code), None, lines, name)
         value = _execute(ast.parse(code, name), name, module)
         if value is not None:

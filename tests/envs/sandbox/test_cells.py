@@ -95,6 +95,11 @@ def test_a_traceback_names_cells_only(tool: PythonTool) -> None:
     assert sys.prefix not in value
 
 
+def test_carets_stand_below_what_failed(tool: PythonTool) -> None:
+    lines = run(tool, "x = 1\nif x:\n    y = 10 + x / 0\n").value.splitlines()
+    assert lines[2][lines[3].index("~") :].startswith("x / 0")
+
+
 def test_variables_stay_and_forks_are_apart(tool: PythonTool) -> None:
     first = run(tool, "x = [1]")
     left = run(tool, "x.append(2); x", first.memory)
