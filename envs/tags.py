@@ -9,7 +9,7 @@ import functools
 import re
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +24,7 @@ __all__ = [
     "compile_tags",
     "exactly",
     "is_other_dialect",
+    "misspelling",
     "neutralise",
     "read",
 ]
@@ -32,7 +33,8 @@ _CONTROL_TOKEN = re.compile(r"<(?=[|｜][^<>\s]{1,64}[|｜]>)")
 # Ways of calling tools that neither tags nor Hermes use, then what only one of the two would call foreign.
 _FOREIGN = (
     r"<function_call>|<function=|<invoke\b|<\|?(?:python_tag|action_start)|<\|tool_call|<｜tool|\[TOOL_CALLS\]"
-    r"|^[ \t]*Action\s*(?:\d+\s*)?:\s*\w+\s*[\[(]|\"(?:arguments|parameters)\"\s*:\s*[{\"]|<code>|<python>|```tool"
+    r"|^[ \t]*(?:Action|行动|动作)\s*(?:\d+\s*)?[:：]\s*\w+\s*[\[(（【]"
+    r"|\"(?:arguments|parameters)\"\s*:\s*[{\"]|<code>|<python>|```tool"
 )
 _OTHER_DIALECT = {
     "tags": re.compile(rf"{_FOREIGN}|<tool_call|```(?:python|json)", re.IGNORECASE | re.MULTILINE),
@@ -92,11 +94,30 @@ def exactly(names: Sequence[str]) -> re.Pattern[str]:
 
 
 def any_spelling(names: Sequence[str]) -> re.Pattern[str]:
-    """Tags however they are spelt.
+    """Tags however they are spelt, full-width signs and letters included.
 
     Written so that long runs of white space cannot be split in two ways: a turn is untrusted text of any length.
     """
-    return re.compile(rf"<\s*(?:/\s*)?(?:{'|'.join(names)})\s*(?:/\s*)?>", re.IGNORECASE)
+    spelt = "|".join("".join(_width(sign) for sign in name) for name in names)
+    return re.compile(rf"[<＜﹤]\s*(?:[/／]\s*)?(?:{spelt})\s*(?:[/／]\s*)?[>＞﹥]", re.IGNORECASE)
+
+
+def _width(sign: str) -> str:
+    """A printable ASCII sign and its full-width form, as a class."""
+    return f"[{re.escape(sign)}{chr(ord(sign) + 0xFEE0)}]"
+
+
+def misspelling(text: str, exact: Container[int], spelt: re.Pattern[str], names: Sequence[str]) -> str:
+    """The reason code for tags that are not written as they must be; empty where there is none.
+
+    ``exact``: where tags that are right begin. Tags of ``names`` in the brackets of Chinese titles are looked for too,
+    which is not done in data: a title there may be any word.
+    """
+    wrong = next((match[0] for match in spelt.finditer(text) if match.start() not in exact), "")
+    if wrong.isascii() and wrong:
+        return "misspelt_tag"
+    titled = rf"[〈《]\s*[/／]?\s*(?:{'|'.join(names)})\s*[〉》]"
+    return "full_width_tag" if wrong or re.search(titled, text, re.IGNORECASE) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +154,9 @@ def read(text: str, known: Tags) -> Reading:
             opened.pop(name, None)
     newest = max(opened.values(), key=lambda tag: tag.start(), default=None)
     unclosed = f"unclosed_{newest[2]}" if newest is not None else ""
-    reason = broken or unclosed or in_thought or _no_action(text, tags, known)
+    unread = _unread(text, tags, known)
+    full_width = unread if unread == "full_width_tag" else ""
+    reason = full_width or broken or unclosed or in_thought or unread
     return Reading(Action("invalid", reason), thought=thought)
 
 
@@ -150,13 +173,11 @@ def _closed(text: str, opening: re.Match[str], closing: re.Match[str], *, inside
     return Reading(action, (opening.start(), closing.end()), tuple(notes), thought)
 
 
-def _no_action(text: str, tags: Sequence[re.Match[str]], known: Tags) -> str:
+def _unread(text: str, tags: Sequence[re.Match[str]], known: Tags) -> str:
     if not text.strip():
         return "empty_turn"
     exact = {tag.start() for tag in tags}
-    if any(match.start() not in exact for match in known.any_spelling.finditer(text)):
-        return "misspelt_tag"
-    return "no_action"
+    return misspelling(text, exact, known.any_spelling, tuple(known.actions)) or "no_action"
 
 
 def advance(state: str, text: str, known: Tags, *, own_turn: bool) -> tuple[str, str]:

@@ -6,6 +6,8 @@
 | ``atpo`` | :class:`AtpoGrammar` | ``<search>q</search>``, ``<answer> \\boxed{a} </answer>`` | ``<result>`` |
 | ``hermes`` | :class:`HermesGrammar` | ``<tool_call>`` with JSON; a turn without a call answers | ``<tool_response>`` |
 
+Prompts, frames of results and corrections are English or Chinese (``language``); tags are the same in both.
+
 :class:`PlannerGrammar` gives any of them the ending of a planner, which calls tools and never answers.
 
 The tables of ``turntree.envs.grammar.atpo`` and ``turntree.envs.grammar.hermes`` say how their turns are read. This one
@@ -28,6 +30,7 @@ named after them.
 | ``q</search>`` or ``a</answer>``, never opened | ``unopened_search``, ``unopened_answer`` |
 | closed actions inside finished thoughts only | ``action_in_thought`` |
 | ``<Search>``, ``< search >``, ``<search/>`` | ``misspelt_tag`` |
+| no closed action, and ``＜search＞``, ``〈search〉``, ``《search》`` or ``<ｓｅａｒｃｈ>`` | ``full_width_tag`` |
 | a call in another dialect (``<tool_call>{...}``) | ``no_action``, flagged ``other_dialect`` |
 | other text, no text | ``no_action``, ``empty_turn`` |
 """
@@ -37,6 +40,7 @@ from turntree.envs.grammar.base import (
     NO_OUTPUT,
     NOTHING_FOUND,
     Grammar,
+    Language,
     Observation,
     ParsedTurn,
     Think,
@@ -45,6 +49,7 @@ from turntree.envs.grammar.base import (
     Validity,
     complete_turn,
     reading_tools,
+    speaking,
 )
 from turntree.envs.grammar.hermes import HermesGrammar
 from turntree.envs.grammar.planner import PlannerGrammar
@@ -58,6 +63,7 @@ __all__ = [
     "AtpoGrammar",
     "Grammar",
     "HermesGrammar",
+    "Language",
     "Observation",
     "ParsedTurn",
     "PlannerGrammar",
@@ -69,6 +75,7 @@ __all__ = [
     "complete_turn",
     "is_other_dialect",
     "reading_tools",
+    "speaking",
 ]
 
 GRAMMARS = {"tags": TagGrammar, "atpo": AtpoGrammar, "hermes": HermesGrammar}

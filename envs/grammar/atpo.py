@@ -31,6 +31,7 @@ from typing import ClassVar
 from turntree.envs.core import Action
 from turntree.envs.grammar.base import ParsedTurn, TurnRecord, Validity
 from turntree.envs.grammar.tag import TagGrammar, close_question, given
+from turntree.envs.grammar.words import ATPO, SHARED, fill
 from turntree.search_backend.passage import Passage
 
 __all__ = ["AtpoGrammar", "boxed"]
@@ -38,35 +39,33 @@ __all__ = ["AtpoGrammar", "boxed"]
 _BOX = "\\boxed{"
 _BRACES = re.compile(r"(?:\\boxed)?\{|\}")
 _ANSWER = re.compile(r"<answer>(.*)</answer>", re.DOTALL)
-_BOXING = {
-    "no_boxed": "The answer had no box. Write \\boxed{the answer} between <answer> and </answer>.",
-    "empty_answer": "The answer was empty. Write \\boxed{the answer} between <answer> and </answer>.",
-}
 
 
 @dataclass(frozen=True)
 class AtpoGrammar(TagGrammar):
-    """Turns of AT2PO; see the module's tables. ``think`` and ``tools`` are those of :class:`TagGrammar`."""
+    """Turns of AT2PO; see the module's tables. the fields are those of :class:`TagGrammar`."""
 
     shown_tag: ClassVar[str] = "result"
 
     @property
     def fingerprint(self) -> str:
         """Changes with ``think`` and with every text that the grammar writes."""
-        texts = [super().fingerprint, self.prompt("?"), self.results([Passage("", "t", "x")]).text, *_BOXING.values()]
+        texts = [
+            super().fingerprint,
+            self.prompt("?"),
+            self.results([Passage("", "t", "x")]).text,
+            *ATPO[self.language].corrections.values(),
+        ]
         return "atpo-" + hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
     def prompt(self, question: str) -> str:
         """One user message, the question at its end."""
-        tools = "".join(f" <{t.name}> {given(t)} </{t.name}>: {t.description}." for t in self.tools)
-        return (
-            "Solve the question step by step. Think between <think> and </think>. When you need knowledge, write a "
-            "search query between <search> and </search>."
-            + (f" You have these tools too, called in the same way:{tools}" if tools else "")
-            + " What a call returned follows between <result> and </result>; then think again. At the end write the "
-            "final answer, as short as possible and inside a box, between <answer> and </answer>, such as "
-            f"<answer> \\boxed{{Paris}} </answer>.\nQuestion: {close_question(question)}"
+        said, shared = ATPO[self.language], SHARED[self.language]
+        lines = "".join(
+            fill(said.tool, name=t.name, given=given(t, self.language), about=t.description) for t in self.tools
         )
+        tools = fill(said.tools, lines=lines) if lines else ""
+        return fill(said.prompt, tools=tools, question=fill(shared.question, question=close_question(question)))
 
     def parse(self, text: str) -> ParsedTurn:
         """Read one turn by the module's table; never raises."""
@@ -86,10 +85,10 @@ class AtpoGrammar(TagGrammar):
         return super().write(thought, action)
 
     def sentence(self, reason: str) -> str:
-        return _BOXING.get(reason) or super().sentence(reason)
+        return ATPO[self.language].corrections.get(reason) or super().sentence(reason)
 
     def last_turn_notice(self) -> str:
-        return "No calls are left. Give the final answer now, as <answer> \\boxed{...} </answer>.\n\n"
+        return f"{ATPO[self.language].notice}\n\n"
 
     def validity(self, turns: Sequence[TurnRecord]) -> Validity:
         """AT2PO's rules over the model's turns; see the module's table. The answer's box is looked for last."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 from turntree.envs.core import Action, ToolSpec
+from turntree.envs.grammar.words import NO_OUTPUT, NOTHING_FOUND, SHARED, Language, fill
+from turntree.envs.loading import reject_unknown
 from turntree.envs.schemas import example_argument
 from turntree.errors import ConfigError
 from turntree.search_backend.passage import Passage
@@ -17,6 +20,7 @@ __all__ = [
     "NOTHING_FOUND",
     "NO_OUTPUT",
     "Grammar",
+    "Language",
     "Observation",
     "ParsedTurn",
     "Think",
@@ -26,17 +30,13 @@ __all__ = [
     "complete_turn",
     "passage_lines",
     "reading_tools",
+    "speaking",
 ]
 
 logger = logging.getLogger(__name__)
 
 Think = Literal["optional", "required"]
 ObservationKind = Literal["results", "correction", "none"]
-
-NOTHING_FOUND = "No results were found for this query."
-"""The observation of a search without results."""
-NO_OUTPUT = "The call gave no output."
-"""The observation of a call of another tool that returned an empty text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +180,29 @@ def reading_tools(grammar: Grammar, tools: Sequence[ToolSpec]) -> Grammar:
     return taught
 
 
-def passage_lines(passages: Sequence[Passage], clean: Callable[[str], str]) -> str:
+def speaking(grammar: Grammar, language: Language) -> Grammar:
+    """``grammar`` with its texts in a language, one of ``en`` (a grammar's own), ``zh``.
+
+    Raises ``ConfigError`` for a grammar that has no texts in it.
+    """
+    reject_unknown([language], get_args(Language), what="language")
+    if language == "en":
+        return grammar
+    known = dataclasses.is_dataclass(grammar) and "language" in {f.name for f in dataclasses.fields(grammar)}
+    if not known or isinstance(grammar, type):
+        raise ConfigError(
+            f"the grammar {type(grammar).__name__} has no texts in the language {language}: it is no dataclass with a "
+            "field language; leave the language out, and give a prompt of your own"
+        )
+    spoken: Any = dataclasses.replace(cast("Any", grammar), language=language)
+    return cast("Grammar", spoken)
+
+
+def passage_lines(passages: Sequence[Passage], clean: Callable[[str], str], *, language: Language = "en") -> str:
     """``Doc 1(Title: T) text`` a passage, each part passed through ``clean``; an honest line when there is none."""
-    lines = [f"Doc {i}(Title: {clean(p.title)}) {clean(p.text)}" for i, p in enumerate(passages, 1)]
-    return "\n".join(lines) if lines else NOTHING_FOUND
+    said = SHARED[language]
+    lines = [fill(said.document, i=i, title=clean(p.title), text=clean(p.text)) for i, p in enumerate(passages, 1)]
+    return "\n".join(lines) if lines else said.nothing_found
 
 
 def complete_turn(text: str, stop_string: str | None) -> str:

@@ -25,6 +25,7 @@ The search is a tool of one argument, ``query``. Results are shown between ``<to
 | a block that is never closed, or never opened | ``unclosed_call``, ``unopened_call`` |
 | ``<tool_response>`` without a call before it | ``fabricated_result`` |
 | ``<Tool_Call>``, ``< tool_call >``, ``<tool_call/>`` | ``misspelt_tag`` |
+| no call, and ``＜tool_call＞``, ``〈tool_call〉``, ``《tool_call》`` | ``full_width_tag`` |
 | a call in another dialect (``<search>q</search>``, JSON without tags) | ``no_action``, flagged ``other_dialect`` |
 | thoughts only; no text | ``empty_answer``, or ``action_in_thought`` where they held a call; ``empty_turn`` |
 
@@ -41,8 +42,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, get_args
 
 from turntree.envs.core import Action, ToolSpec
-from turntree.envs.grammar.base import NO_OUTPUT, Observation, ParsedTurn, Think, TurnRecord, Validity, passage_lines
+from turntree.envs.grammar.base import Observation, ParsedTurn, Think, TurnRecord, Validity, passage_lines
 from turntree.envs.grammar.tag import close_question
+from turntree.envs.grammar.words import HERMES, SHARED, HermesWords, Language, fill
 from turntree.envs.loading import reject_unknown
 from turntree.envs.schemas import (
     decode_arguments,
@@ -54,7 +56,7 @@ from turntree.envs.schemas import (
     text_schema,
     violation,
 )
-from turntree.envs.tags import any_spelling, bracket, exactly, is_other_dialect
+from turntree.envs.tags import any_spelling, bracket, exactly, is_other_dialect, misspelling
 from turntree.errors import ConfigError
 from turntree.search_backend.passage import Passage
 
@@ -66,33 +68,8 @@ SchemasIn = Literal["prompt", "template"]
 _NAMES = ("think", "tool_call", "tool_response")
 _TAGS = exactly(_NAMES)
 _SPELT = any_spelling((*_NAMES, "tools"))
-_SEARCH = ToolSpec("search", "Finds passages of text.", text_schema("query", "what to look for"))
-_ANSWER = ToolSpec("answer", "Ends the task with the final answer.", text_schema("answer", "the answer alone, short"))
+_FULL_WIDTH_JSON = re.compile("[：，“”｛｝＂]")
 _EMPTY = {"search": "empty_query", "answer": "empty_answer"}
-_CORRECTIONS = {
-    "bad_json": "The call could not be read, so nothing was executed.",
-    "bad_call": 'A call must be a JSON object with "name" and "arguments"; nothing was executed.',
-    "unknown_tool": "There is no such tool; nothing was executed.",
-    "bad_arguments": "The arguments do not fit the tool's schema; nothing was executed.",
-    "empty_query": "The search query was empty.",
-    "empty_call": "The call was empty: write what the tool is given.",
-    "empty_answer": "The answer was empty.",
-    "too_many_calls": "There were too many calls in one turn; none was executed.",
-    "repeated_call": "A tool that remembers can be called once in a turn; nothing was executed.",
-    "answer_not_alone": "Answer in a turn of its own; nothing was executed.",
-    "unclosed_call": "The call was not closed by </tool_call>; nothing was executed.",
-    "unopened_call": "Nothing opened the call that </tool_call> closes; nothing was executed.",
-    "nested_tags": "A call must not hold other tags; nothing was executed.",
-    "misspelt_tag": "Tags must be written exactly as <tool_call> and </tool_call>.",
-    "fabricated_result": "Results come from the tools alone; write a call and wait.",
-    "inside_think": "Close the thought with </think> before you call a tool.",
-    "unclosed_think": "The thought was not closed by </think>.",
-    "missing_think": "Think between <think> and </think> first.",
-    "action_in_thought": "Calls inside a thought are not executed; write them after </think>.",
-    "no_searches_left": "That search was not run.",
-    "cut_at_length": "The last turn was too long and was cut off, so nothing of it was executed. Be brief.",
-}
-_CALL = '<tool_call>\n{"name": NAME, "arguments": {...}}\n</tool_call>'
 
 
 @dataclass(frozen=True)
@@ -102,7 +79,8 @@ class HermesGrammar:
     ``answer``: a turn without a call is the answer (``"text"``), or a call of the tool ``answer`` is (``"tool"``).
     ``max_calls``: calls of one turn. With 1 a turn stops at ``</tool_call>``, with more where the model ends it.
     ``schemas``: who lists the tools: the ``prompt``, or the chat ``template`` (:class:`turntree.agents.Dialogue` with
-    ``tools=grammar.functions()``). ``tools``: those besides the search, set by :meth:`with_tools`.
+    ``tools=grammar.functions()``). ``tools``: those besides the search, set by :meth:`with_tools`. ``language``: of all
+    that the grammar says; JSON's own words stay English.
     """
 
     think: Think = "optional"
@@ -110,11 +88,13 @@ class HermesGrammar:
     max_calls: int = 8
     schemas: SchemasIn = "prompt"
     tools: tuple[ToolSpec, ...] = ()
+    language: Language = "en"
 
     def __post_init__(self) -> None:
         reject_unknown([self.think], get_args(Think), what="think setting")
         reject_unknown([self.answer], get_args(AnswerBy), what="answer setting")
         reject_unknown([self.schemas], get_args(SchemasIn), what="schemas setting")
+        reject_unknown([self.language], get_args(Language), what="language")
         if self.max_calls < 1:
             raise ConfigError(f"max_calls: expected at least 1, found {self.max_calls}")
 
@@ -124,8 +104,18 @@ class HermesGrammar:
         settings = [self.think, self.answer, str(self.max_calls), self.schemas]
         written = [self.prompt("?"), self.results([]).text, self.results([Passage("", "t", "x")]).text]
         tools = json.dumps(self.functions(), sort_keys=True)
-        texts = [*settings, tools, *written, self.last_turn_notice(), *map(self.correction, ("", *_CORRECTIONS))]
+        texts = [
+            *settings,
+            tools,
+            *written,
+            self.last_turn_notice(),
+            *map(self.correction, ("", *self._said.corrections)),
+        ]
         return "hermes-" + hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+
+    @property
+    def _said(self) -> HermesWords:
+        return HERMES[self.language]
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -137,7 +127,11 @@ class HermesGrammar:
 
     @property
     def _specs(self) -> dict[str, ToolSpec]:
-        own = (_SEARCH, *self.tools, *((_ANSWER,) if self.answer == "tool" else ()))
+        about, query = self._said.search
+        search = ToolSpec("search", about, text_schema("query", query))
+        about, text = self._said.answer
+        answer = ToolSpec("answer", about, text_schema("answer", text))
+        own = (search, *self.tools, *((answer,) if self.answer == "tool" else ()))
         return {spec.name: spec for spec in own}
 
     def functions(self) -> list[dict[str, Any]]:
@@ -148,24 +142,17 @@ class HermesGrammar:
 
     def prompt(self, question: str) -> str:
         """One user message: the tools (unless a template lists them), how to answer, and the question."""
-        asked = f"{self._how_to_answer()}\nQuestion: {close_question(question)}"
+        said = self._said
+        asked = f"{self._how_to_answer()}\n{fill(SHARED[self.language].question, question=close_question(question))}"
         if self.schemas == "template":
             return asked
         listed = "\n".join(json.dumps(function, ensure_ascii=False) for function in self.functions())
-        most = f"Up to {self.max_calls} calls may follow each other" if self.max_calls > 1 else "One call may be made"
-        return (
-            f"These tools can be called:\n<tools>\n{listed}\n</tools>\n\nA call is a JSON object with the name and the "
-            f"arguments of a tool:\n{_CALL}\n{most} in one turn; what they return is shown to you between "
-            f"<tool_response> and </tool_response>.\n\n{asked}"
-        )
+        most = fill(said.several_calls, n=self.max_calls) if self.max_calls > 1 else said.one_call
+        return fill(said.prompt, listed=listed, most=most, asked=asked)
 
     def _how_to_answer(self) -> str:
-        way = "reply with it alone, without a call" if self.answer == "text" else "call the tool answer"
-        thinking = "Think between <think> and </think> first. " if self.think == "required" else ""
-        return (
-            f"Answer the question below. {thinking}Look up what you do not know, as often as it helps. Once you know "
-            f"the answer, {way}; make it as short as possible, without an explanation."
-        )
+        thinking = self._said.thinking if self.think == "required" else ""
+        return fill(self._said.task, thinking=thinking, way=self._said.way[self.answer])
 
     def write(self, thought: str, action: Action, *more: Action) -> str:
         """One turn; :meth:`parse` reads its actions back, if the thought holds no tags."""
@@ -184,23 +171,20 @@ class HermesGrammar:
 
     def results(self, passages: Sequence[Passage]) -> Observation:
         """``Doc 1(Title: T) text`` a line in a block, tags inside passages neutralised."""
-        return _block(passage_lines(passages, _clean))
+        return _block(passage_lines(passages, _clean, language=self.language))
 
     def tool_result(self, name: str, text: str) -> Observation:
         """The text in a block, tags inside it neutralised."""
         del name
-        return _block(_clean(text) if text.strip() else NO_OUTPUT)
+        return _block(_clean(text) if text.strip() else SHARED[self.language].no_output)
 
     def correction(self, reason: str) -> str:
         """A sentence for the reason code, the general one for codes without an own sentence."""
-        if reason in _CORRECTIONS:
-            return _CORRECTIONS[reason]
-        finish = "reply with the answer alone" if self.answer == "text" else "call the tool answer"
-        return f"The last turn held no call that could be executed. To call a tool write\n{_CALL}\nTo finish, {finish}."
+        said = self._said
+        return said.corrections.get(reason) or fill(said.general, finish=said.finish[self.answer])
 
     def last_turn_notice(self) -> str:
-        finish = "Reply with the final answer alone" if self.answer == "text" else "Call the tool answer"
-        return f"\nNo calls are left. {finish} now."
+        return f"\n{self._said.notice[self.answer]}"
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -214,7 +198,7 @@ class HermesGrammar:
         if not scan.blocks:
             return self._without_call(text, scan)
         if len(scan.blocks) > self.max_calls:
-            return _invalid("too_many_calls", scan, f"At most {self.max_calls} may be made.")
+            return _invalid("too_many_calls", scan, fill(self._said.most, n=self.max_calls))
         actions: list[Action] = []
         for start, end in scan.blocks:
             action, hint = self._read_call(text[start:end])
@@ -231,8 +215,8 @@ class HermesGrammar:
         if not text.strip():
             return _invalid("empty_turn", scan)
         exact = {tag.start() for tag in _TAGS.finditer(text)}
-        if any(tag.start() not in exact for tag in _SPELT.finditer(text)):
-            return _invalid("misspelt_tag", scan)
+        if wrong := misspelling(text, exact, _SPELT, ("tool_call",)):
+            return _invalid(wrong, scan)
         if is_other_dialect(content, "hermes"):
             return ParsedTurn(Action("invalid", "no_action"), notes=scan.notes, other_dialect=True)
         if scan.inside_think:
@@ -250,13 +234,14 @@ class HermesGrammar:
         try:
             call = parse_json(block)
         except ValueError as error:
-            return Action("invalid", "bad_json"), f"{error}."
+            hint = self._said.full_width_json if _FULL_WIDTH_JSON.search(block) else f"{error}."
+            return Action("invalid", "bad_json"), hint
         name, arguments = (call.get("name"), call.get("arguments", {})) if isinstance(call, Mapping) else (None, None)
         if not isinstance(name, str) or not isinstance(arguments, dict):
             return Action("invalid", "bad_call"), ""
         spec = self._specs.get(name)
         if spec is None:
-            return Action("invalid", "unknown_tool"), f"Known: {', '.join(self._specs)}."
+            return Action("invalid", "unknown_tool"), fill(self._said.known, names=", ".join(self._specs))
         if wrong := violation(parameters(spec), arguments):
             return Action("invalid", "bad_arguments"), f"{name}: {wrong}."
         argument = encode_arguments(spec, arguments)

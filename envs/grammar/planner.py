@@ -18,13 +18,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self, cast, get_args
+from typing import Self, cast, get_args
 
 from turntree.envs.core import Action, ToolSpec
 from turntree.envs.grammar.atpo import AtpoGrammar
 from turntree.envs.grammar.base import Grammar, Observation, ParsedTurn, ToolGrammar, TurnRecord, Validity
 from turntree.envs.grammar.hermes import HermesGrammar
 from turntree.envs.grammar.tag import TagGrammar, close_question, given
+from turntree.envs.grammar.words import Language
 from turntree.envs.loading import reject_unknown
 from turntree.errors import ConfigError
 from turntree.search_backend.passage import Passage
@@ -35,8 +36,6 @@ FINISH = "finish"
 """The kind of the action that stops a planner, the tag that it is written with, and the episode's stop reason."""
 
 DONE = Action(FINISH, "")
-
-Language = Literal["en", "zh"]
 
 _PROMPTS = Path(__file__).resolve().parent.parent / "prompts"
 _SPEC = ToolSpec(FINISH, "Ends the work; stays empty. Somebody else writes the answer.")
@@ -81,8 +80,9 @@ class PlannerGrammar:
     """``inner`` with the ending of a planner; see the module's table.
 
     ``language``: of the packaged prompt (for ``tags``, ``atpo`` and ``hermes``) and of what the planner is told instead
-    of a sentence that asks for an answer. Other grammars keep their own prompt: one that holds more than the question
-    is followed by the rule to gather facts only. ``tools``: those besides the search, set by :meth:`with_tools`.
+    of a sentence that asks for an answer; the grammars of this package say all else in it too. Other grammars keep
+    their own prompt: one that holds more than the question is followed by the rule to gather facts only. ``tools``:
+    those besides the search, set by :meth:`with_tools`.
 
     Raises ``ConfigError`` for a grammar that cannot learn to read the tag, and for a tool of its name.
     """
@@ -98,6 +98,8 @@ class PlannerGrammar:
             raise ConfigError(f"the grammar {kind} cannot learn a planner's ending: it has no with_tools and write")
         if isinstance(self.inner, HermesGrammar) and self.inner.answer != "text":
             object.__setattr__(self, "inner", replace(self.inner, answer="text"))
+        if isinstance(self.inner, (TagGrammar, HermesGrammar)) and self.inner.language != self.language:
+            object.__setattr__(self, "inner", replace(self.inner, language=self.language))
         if any(tool.name == FINISH for tool in self.tools):
             raise ConfigError(f"a tool is called {FINISH!r}, which is how a planner stops; give it another name")
         if (found := self.parse(self.write("Nothing is missing.", DONE)).action) != DONE:
@@ -173,7 +175,7 @@ class PlannerGrammar:
     def _tool_lines(self) -> str:
         if isinstance(self._taught, HermesGrammar):
             return "\n".join(json.dumps(function, ensure_ascii=False) for function in self._taught.functions())
-        own = (f"<{t.name}> {given(t)} </{t.name}>: {t.description}" for t in self.tools)
+        own = (f"<{t.name}> {given(t, self.language)} </{t.name}>: {t.description}" for t in self.tools)
         return "\n".join((f"<search> ... </search>: {_SEARCH[self.language]}", *own))
 
     def write(self, thought: str, action: Action) -> str:

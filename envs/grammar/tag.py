@@ -12,7 +12,6 @@ from typing import ClassVar, Self, get_args
 
 from turntree.envs.core import Action, ToolSpec
 from turntree.envs.grammar.base import (
-    NO_OUTPUT,
     Observation,
     ParsedTurn,
     Think,
@@ -20,6 +19,7 @@ from turntree.envs.grammar.base import (
     Validity,
     passage_lines,
 )
+from turntree.envs.grammar.words import SHARED, TAGS, Language, fill
 from turntree.envs.loading import reject_unknown
 from turntree.envs.prompt import require_question
 from turntree.envs.schemas import parameters, text_parameter
@@ -29,44 +29,32 @@ from turntree.search_backend.passage import Passage
 
 __all__ = ["TagGrammar", "close_question", "given"]
 
-_CORRECTIONS = {
-    "empty_query": "The search query was empty. Write what to look for between <search> and </search>.",
-    "empty_call": "The call was empty. Write what the tool is given between its tags.",
-    "empty_answer": "The answer was empty. Write the final answer between <answer> and </answer>.",
-    "inside_think": "Close the thought with </think> before you search or answer.",
-    "missing_think": "Think between <think> and </think> before you search or answer.",
-    "no_searches_left": "That search was not run.",
-    "cut_at_length": "The last turn was too long and was cut off, so nothing of it was executed. Be brief.",
-    "misspelt_tag": "Tags must be written exactly as <search>, </search>, <answer> and </answer>.",
-}
-_DEFAULT_CORRECTION = (
-    "The last turn held no action that could be executed. To search, write the query between <search> and </search>; "
-    "to finish, write the answer between <answer> and </answer>."
-)
-
 
 @dataclass(frozen=True)
 class TagGrammar:
     """Turns with tags; see the module's table.
 
     ``think``: whether an action needs a closed thought before it. ``tools``: tools besides the search, set by
-    :meth:`with_tools`; each is called by its own tag, and its result is shown as that of a search is.
+    :meth:`with_tools`; each is called by its own tag, and its result is shown as that of a search is. ``language``: of
+    the prompt and of all else that the grammar says.
     """
 
     think: Think = "optional"
     tools: tuple[ToolSpec, ...] = ()
+    language: Language = "en"
 
     #: The tag around what the environment answers.
     shown_tag: ClassVar[str] = "information"
 
     def __post_init__(self) -> None:
         reject_unknown([self.think], get_args(Think), what="think setting")
+        reject_unknown([self.language], get_args(Language), what="language")
 
     @property
     def fingerprint(self) -> str:
         """Changes with ``think`` and with every text that the grammar writes."""
-        written = [_prompt_text("?", self.tools), self.results([]).text, self.results([Passage("", "t", "x")]).text]
-        reasons = (self._correction(reason) for reason in ("", *_CORRECTIONS))
+        written = [self._prompt("?"), self.results([]).text, self.results([Passage("", "t", "x")]).text]
+        reasons = (self._correction(reason) for reason in ("", *TAGS[self.language].corrections))
         texts = [self.think, *written, self.last_turn_notice(), *reasons]
         return "tags-" + hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
@@ -92,7 +80,13 @@ class TagGrammar:
 
     def prompt(self, question: str) -> str:
         """One user message. A question mark is added only where the question has no closing punctuation."""
-        return _prompt_text(close_question(question), self.tools)
+        return self._prompt(close_question(question))
+
+    def _prompt(self, question: str) -> str:
+        said = TAGS[self.language]
+        lines = "".join(f"\n<{t.name}> {given(t, self.language)} </{t.name}>: {t.description}" for t in self.tools)
+        tools = fill(said.tools, lines=lines) if lines else ""
+        return fill(said.prompt, tools=tools, question=fill(SHARED[self.language].question, question=question))
 
     def parse(self, text: str) -> ParsedTurn:
         """Read one turn by the module's table; never raises."""
@@ -112,12 +106,12 @@ class TagGrammar:
 
     def results(self, passages: Sequence[Passage]) -> Observation:
         """``\\n\\n<information>Doc 1(Title: T) text\\n...</information>\\n\\n``, tags inside passages neutralised."""
-        return self.shown(passage_lines(passages, self._clean))
+        return self.shown(passage_lines(passages, self._clean, language=self.language))
 
     def tool_result(self, name: str, text: str) -> Observation:
         """The text between the tags of a search's results, tags inside it neutralised."""
         del name
-        return self.shown(self._clean(text) if text.strip() else NO_OUTPUT)
+        return self.shown(self._clean(text) if text.strip() else SHARED[self.language].no_output)
 
     def shown(self, body: str) -> Observation:
         """What came back for a call, between the tags that say so."""
@@ -129,18 +123,18 @@ class TagGrammar:
 
     def sentence(self, reason: str) -> str:
         """What a correction says of the reason code."""
-        return _CORRECTIONS.get(reason, _DEFAULT_CORRECTION)
+        return TAGS[self.language].corrections.get(reason, TAGS[self.language].general)
 
     def _correction(self, reason: str) -> str:
         sentence = self.sentence(reason)
         if not self.tools:
             return sentence
-        names = ", ".join(f"<{name}>" for name in self.tool_names)
-        return f"{sentence} Other tools are called between their own tags: {names}."
+        said = TAGS[self.language]
+        names = said.between.join(f"<{name}>" for name in self.tool_names)
+        return sentence + fill(said.other_tools, names=names)
 
     def last_turn_notice(self) -> str:
-        left = "No calls" if self.tools else "No searches"
-        return f"{left} are left. Give the final answer now between <answer> and </answer>.\n\n"
+        return f"{TAGS[self.language].notice[bool(self.tools)]}\n\n"
 
     def validity(self, turns: Sequence[TurnRecord]) -> Validity:
         """Tree-GRPO's automaton, told apart by who wrote a tag: ``<information>`` counts from the environment only."""
@@ -167,34 +161,11 @@ def _final(state: str) -> Validity:
     return Validity(True) if state == "end" else Validity(False, f"incomplete:{state}")
 
 
-# -- writing -------------------------------------------------------------------------------------------------
-
-
-def _prompt_text(question: str, tools: Sequence[ToolSpec] = ()) -> str:
-    return (
-        "Find the answer to the question below. Whenever you have read something new, first think between <think> and "
-        "</think>. If a fact is missing, look it up: write one query between <search> and </search>, and the passages "
-        "that were found will be shown to you between <information> and </information>. You may search again as "
-        f"often as it helps. {_tools_text(tools)}Once you know the answer, write it between <answer> and </answer>, as "
-        f"short as possible and without an explanation.\nQuestion: {question}"
-    )
-
-
-def _tools_text(tools: Sequence[ToolSpec]) -> str:
-    if not tools:
-        return ""
-    lines = "".join(f"\n<{t.name}> {given(t)} </{t.name}>: {t.description}" for t in tools)
-    return (
-        "There are other tools too. Write one call between a tool's tags, and what it returned will be shown to you "
-        f"between <information> and </information>:{lines}\n"
-    )
-
-
-def given(tool: ToolSpec) -> str:
+def given(tool: ToolSpec, language: Language = "en") -> str:
     """What stands between a tool's tags, for a prompt."""
     if text_parameter(tool) is not None:
         return "..."
-    return f"arguments as JSON of the schema {json.dumps(thaw(parameters(tool)), ensure_ascii=False)}"
+    return fill(SHARED[language].schema, schema=json.dumps(thaw(parameters(tool)), ensure_ascii=False))
 
 
 _SENTENCE_ENDS = frozenset("?？!！.。．｡…؟")

@@ -7,14 +7,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turntree.envs.grammar import NOTHING_FOUND, Observation, TagGrammar
+from turntree.envs.grammar import Language, Observation, TagGrammar
+from turntree.envs.grammar.words import SHARED
 from turntree.envs.tags import neutralise
 from turntree.search_backend.passage import Passage
 
 __all__ = ["WorldGrammar"]
 
-_NOTICE = " No search is left ."
-_CORRECTION = "<information> That was no action .</information>"
+_NOTICES: dict[Language, str] = {"en": " No search is left .", "zh": "不能再查找。"}
+_CORRECTIONS: dict[Language, str] = {
+    "en": "<information> That was no action .</information>",
+    "zh": "<information>没有可以执行的动作。</information>",
+}
+_HEADS: dict[Language, str] = {"en": "<information> ", "zh": "<information>"}
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class WorldGrammar(TagGrammar):
     def fingerprint(self) -> str:
         """Changes with ``think`` and with every text that the grammar writes."""
         found = [self.results(passages).text for passages in ([], [Passage("", "t", "x"), Passage("", "t", "y")])]
-        texts = [self.think, self.prompt("?"), *found, _NOTICE, _CORRECTION, *self.tool_names]
+        texts = [self.think, self.prompt("?"), *found, self.last_turn_notice(), self.correction(""), *self.tool_names]
         return "world-" + hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
     def prompt(self, question: str) -> str:
@@ -39,22 +44,25 @@ class WorldGrammar(TagGrammar):
     def results(self, passages: Sequence[Passage]) -> Observation:
         """``<information> text\\n...</information>``: no titles or numbers, tags inside passages neutralised."""
         return self.shown(
-            "\n".join(neutralise(p.text, self.tool_names) for p in passages) if passages else NOTHING_FOUND
+            "\n".join(neutralise(p.text, self.tool_names) for p in passages)
+            if passages
+            else SHARED[self.language].nothing_found
         )
 
     def shown(self, body: str) -> Observation:
         """What came back for a call, on one line with its tags."""
-        return Observation("<information> ", body, "</information>")
+        return Observation(_HEADS[self.language], body, "</information>")
 
     def correction(self, reason: str) -> str:
         """One sentence for every reason."""
         del reason
-        return _CORRECTION
+        return _CORRECTIONS[self.language]
 
     def last_turn_notice(self) -> str:
-        return _NOTICE
+        return _NOTICES[self.language]
 
     def words(self) -> tuple[str, ...]:
         """Words and signs that the grammar itself writes, tags aside, for a tokenizer's vocabulary."""
-        written = re.sub("<.*?>", " ", " ".join((_NOTICE, _CORRECTION, NOTHING_FOUND)))
+        nothing = SHARED[self.language].nothing_found
+        written = re.sub("<.*?>", " ", " ".join((self.last_turn_notice(), self.correction(""), nothing)))
         return tuple(sorted(set(re.findall(r"\w+|[^\w\s]", written))))
