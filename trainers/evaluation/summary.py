@@ -1,0 +1,137 @@
+"""Means over questions with 95 % intervals: bootstrap in general, Wilson's for shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from turntree.trainers.evaluation.rows import ANSWERS, NUMBERS, SHARES, EvalRow
+from turntree.trainers.stats import Interval, bootstrap_mean, share_interval
+
+__all__ = ["MEASURES", "breakdown", "disagreements", "interval_json", "mean", "measured", "summarize"]
+
+#: What is measured of every question besides its scores, and whether it is a share.
+MEASURES: dict[str, tuple[Callable[[EvalRow], float | None], bool]] = {
+    "turns": (lambda row: float(row.turns), False),
+    "searches": (lambda row: float(row.searches), False),
+    "generated_tokens": (lambda row: float(row.generated_tokens), False),
+    "observation_tokens": (lambda row: float(row.observation_tokens), False),
+    "format_valid": (lambda row: float(row.format_valid), True),
+    "finished": (lambda row: float(row.prediction is not None or row.status == "answered"), True),
+    "supporting_found": (lambda row: row.supporting_found, False),
+    "supporting_all": (lambda row: row.supporting_all, True),
+}
+
+_OLD_NAMES = {"turns", "searches", "generated_tokens", "observation_tokens", "format_valid"}
+
+
+def summarize(rows: Sequence[EvalRow], *, metric: str, seed: int) -> dict[str, Any]:
+    """Means over the scored questions with 95 % intervals; ``failed`` questions are not scored.
+
+    Wilson's intervals for shares and a bootstrap for everything else. Numbers that do not exist are NaN or None.
+    """
+    scored = [row for row in rows if not row.failed]
+    out: dict[str, Any] = {"n": len(scored), "failed": len(rows) - len(scored), "metric": metric}
+    for key in dict.fromkeys((*(n for n in (*ANSWERS, "success", "reward") if _has(n, metric, rows)), metric)):
+        found = (getattr(row, key if key in NUMBERS else "score") for row in scored)
+        out |= _spread(key, [float(v) for v in found if v is not None], share=key in SHARES, seed=seed)
+    out |= _parts(scored, taken=out, seed=seed)
+    for key, (read, share) in MEASURES.items():
+        values = [value for row in scored if (value := read(row)) is not None]
+        name = f"{key}_mean" if key in _OLD_NAMES else key
+        out |= _spread(key, values, share=share, seed=seed, mean_name=name, missing=None)
+    out["answered_share"] = out["finished"]
+    hops = sorted({row.hops for row in scored if row.hops is not None})
+    out["em_by_hops"] = {str(h): mean(row.em or 0.0 for row in scored if row.hops == h) for h in hops}
+    return out
+
+
+def breakdown(
+    rows: Sequence[EvalRow], *, metric: str, seed: int, names: Sequence[str] = ("em", "f1", "sub_em")
+) -> dict[str, dict[str, Any]]:
+    """``by_hops`` and ``by_type``: of each kind of question the scores and the recall of supporting passages."""
+    scored = [row for row in rows if not row.failed]
+    keys: dict[str, Callable[[EvalRow], Any]] = {"by_hops": lambda row: row.hops, "by_type": lambda row: row.type}
+    out: dict[str, dict[str, Any]] = {}
+    for title, key in keys.items():
+        kinds = sorted({str(k) for row in scored if (k := key(row)) is not None})
+        out[title] = {}
+        for kind in kinds:
+            some = [row for row in scored if key(row) is not None and str(key(row)) == kind]
+            found = {
+                name: interval_json(measured(some, name, metric=metric, seed=seed))
+                for name in dict.fromkeys((*names, metric, "supporting_found", "supporting_all"))
+            }
+            out[title][kind] = {"n": len(some), **{name: value for name, value in found.items() if value["n"]}}
+    return out
+
+
+def measured(rows: Sequence[EvalRow], name: str, *, metric: str = "em", seed: int = 0) -> Interval:
+    """The mean of one measure (a metric, a measure, a part, or ``scorer/metric``) over the rows that have it."""
+    values = [value for row in rows if not row.failed and (value := read(row, name, metric=metric)) is not None]
+    share = name in SHARES or (name in MEASURES and MEASURES[name][1])
+    return share_interval(values) if share else bootstrap_mean(values, seed=seed)
+
+
+def read(row: EvalRow, name: str, *, metric: str = "em") -> float | None:
+    """One number of a row; None where it has none."""
+    if name in NUMBERS:
+        found: float | None = getattr(row, name)
+        return found
+    if name in MEASURES:
+        return MEASURES[name][0](row)
+    if name in row.scores:
+        return row.scores[name]
+    return row.score if name == metric else row.parts.get(name)
+
+
+def disagreements(rows: Sequence[EvalRow]) -> dict[str, int]:
+    """Of each further scorer with an EM, the questions where it and the row's own EM differ."""
+    found: dict[str, int] = {}
+    for row in rows:
+        for name, value in row.scores.items():
+            if name.endswith("/em") and row.em is not None:
+                scorer = name.removesuffix("/em")
+                found[scorer] = found.get(scorer, 0) + (value != row.em)
+    return found
+
+
+def interval_json(interval: Interval) -> dict[str, Any]:
+    """Mean and bounds; null where they do not exist."""
+    plain = {"mean": interval.mean, "low": interval.low, "high": interval.high}
+    return {**{key: None if value != value else value for key, value in plain.items()}, "n": interval.n}
+
+
+def mean(values: Iterable[float]) -> float | None:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else None
+
+
+def _has(name: str, metric: str, rows: Sequence[EvalRow]) -> bool:
+    if name in ANSWERS and metric in ANSWERS:
+        return True
+    return name == metric or any(getattr(row, name) is not None for row in rows)
+
+
+def _spread(
+    key: str, values: Sequence[float], *, share: bool, seed: int, mean_name: str = "", missing: Any = float("nan")
+) -> dict[str, Any]:
+    if not values and missing is None:
+        return {mean_name or key: None}
+    interval = share_interval(values) if share else bootstrap_mean(values, seed=seed)
+    return {mean_name or key: interval.mean, f"{key}_low": interval.low, f"{key}_high": interval.high}
+
+
+def _parts(scored: Sequence[EvalRow], *, taken: Iterable[str], seed: int) -> dict[str, Any]:
+    """The parts of a scorer's rewards and the numbers of further scorers, each over the questions that have it."""
+    out: dict[str, Any] = {"unscored": unscored} if (unscored := sum(bool(r.unscored) for r in scored)) else {}
+    for name in sorted({name for row in scored for name in row.parts} - {*taken, *NUMBERS}):
+        interval = bootstrap_mean([row.parts[name] for row in scored if name in row.parts], seed=seed)
+        out |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+        out[f"{name}_n"] = interval.n
+    for name in sorted({name for row in scored for name in row.scores}):
+        values = [row.scores[name] for row in scored if name in row.scores]
+        out |= _spread(name, values, share=name.endswith(("/em", "/sub_em")), seed=seed)
+    if differ := disagreements(scored):
+        out["em_disagreements"] = differ
+    return out
