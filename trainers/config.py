@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
+from turntree.envs.metrics import Normalizer
 from turntree.errors import ConfigError
 from turntree.trainers.agent_config import AgentConfig
 from turntree.trainers.algorithm_config import AlgorithmConfig, built_in
 from turntree.trainers.coldstart_config import ColdStartConfig
+from turntree.trainers.eval_config import EvalConfig
 from turntree.trainers.options import at_least, finite, one_of, opt
 from turntree.trainers.rltr_config import RltrConfig
 
@@ -24,6 +26,7 @@ __all__ = [
     "ColdStartConfig",
     "EngineConfig",
     "EnvConfig",
+    "EvalConfig",
     "ModelConfig",
     "OpenAIConfig",
     "RewardConfig",
@@ -95,12 +98,16 @@ class EnvConfig:
     grammar: str = opt("turntree.envs.grammar:TagGrammar", "import path of the turn grammar.")
     grammar_args: dict[str, Any] = opt({}, "its arguments (TagGrammar: think=optional|required).")
     prompt: str = opt("", "text file with {question}, in the place of the grammar's instructions ('' : the grammar's).")
+    language: str = opt("en", "en or zh: of what the grammar says (prompt, results, corrections), and of made worlds.")
+    normalizer: str = opt("", "how answers are compared: squad, unicode, zh, cmrc ('' : by the questions' language).")
     tools: dict[str, Any] = opt({}, "further tools: name -> import path of a class or factory, or {path, args}.")
     tool_retries: int = opt(2, "retries of a failed tool call before the leaf counts as failed.")
 
     def __post_init__(self) -> None:
         at_least("env.max_turns", self.max_turns, 1)
         one_of("env.on_length", self.on_length, ("correct", "end"))
+        one_of("env.language", self.language, ("en", "zh"))
+        one_of("env.normalizer", self.normalizer, ("", *get_args(Normalizer)))
         at_least("env.max_observation_tokens", self.max_observation_tokens, 8)
         at_least("env.tool_retries", self.tool_retries, 0)
 
@@ -305,6 +312,7 @@ class RunConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     openai: OpenAIConfig = field(default_factory=OpenAIConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     coldstart: ColdStartConfig = field(default_factory=ColdStartConfig)

@@ -13,9 +13,11 @@ from turntree.agents.engines.protocol import SamplingParams
 from turntree.envs.core import TurnCore
 from turntree.envs.datasets import load_questions
 from turntree.envs.grammar.hermes import HermesGrammar
+from turntree.envs.language import language_of
 from turntree.envs.registry import turn_env
 from turntree.envs.search_code_qa import SEARCH_CODE_QA, python_tool
 from turntree.envs.search_qa import SearchQACore
+from turntree.envs.task import Question
 from turntree.errors import ConfigError, DataError
 from turntree.trainers.agent import agent_grammar
 from turntree.trainers.config import EnvConfig, RewardConfig, RunConfig
@@ -33,6 +35,7 @@ __all__ = [
     "has_split",
     "provenance",
     "question_tools",
+    "questions_file",
     "rollout_sampling",
 ]
 
@@ -69,11 +72,14 @@ def has_split(config: RunConfig, split: Split) -> bool:
     return bool({"train": env.questions, "dev": env.dev_questions}.get(split, env.test_questions or env.dev_questions))
 
 
-def build_task(config: RunConfig, tokenizer: Any, *, split: Split = "train") -> Task:
+def build_task(
+    config: RunConfig, tokenizer: Any, *, split: Split = "train", given: tuple[Path, Sequence[Question]] | None = None
+) -> Task:
     """Make the environment ``env.id`` for ``split``.
 
     Of question answering the questions are ``env.questions``, ``env.dev_questions`` or ``env.test_questions`` (else the
     dev ones), and the corpus the one given for them, else the ``corpus.jsonl`` beside them, else ``search.corpus``.
+    ``given``: a questions file that was read already, and which of its questions count, instead of the split's own.
     Other environments get ``env.args``, with ``env.dev_args`` or ``env.test_args`` (else the dev ones) on top of it.
 
     Raises ``ConfigError`` or ``DataError``, naming the option that is at fault.
@@ -81,11 +87,11 @@ def build_task(config: RunConfig, tokenizer: Any, *, split: Split = "train") -> 
     env = config.env
     arguments = _arguments(env, split)
     if env.id in QUESTION_ANSWERING:
-        given, source = _search_qa(config, tokenizer, split)
-        taken = next((name for name in arguments if name in given), None)
+        made_of, source = _search_qa(config, tokenizer, split, given)
+        taken = next((name for name in arguments if name in made_of), None)
         if taken is not None:
             raise ConfigError(f"env.args.{taken} of {env.id} has an option of its own; leave it out of env.args")
-        made = turn_env(env.id, {**given, **arguments})
+        made = turn_env(env.id, {**made_of, **arguments})
         return Task(tuple(made.tasks), made.core, source, arguments)
     _refuse_questions(config)
     made = turn_env(env.id, arguments)
@@ -143,12 +149,14 @@ def _check_hermes(grammar: object, style: str) -> None:
         )
 
 
-def _search_qa(config: RunConfig, tokenizer: Any, split: Split) -> tuple[dict[str, Any], str]:
+def _search_qa(
+    config: RunConfig, tokenizer: Any, split: Split, loaded: tuple[Path, Sequence[Question]] | None
+) -> tuple[dict[str, Any], str]:
     """The arguments of the question-answering environment, and the questions file."""
     env = config.env
-    name = _questions(env, split)
-    path = Path(name) / "questions.jsonl" if Path(name).is_dir() else Path(name)
-    rows = load_questions(path)
+    name = _questions(env, split) if loaded is None else str(loaded[0])
+    path = questions_file(name)
+    rows = load_questions(path) if loaded is None else list(loaded[1])
     if not rows:
         raise DataError(f"{_option(split)}: expected at least one question, found none in {path}")
     grammar, prompt, tools = load_env(env)
@@ -168,7 +176,16 @@ def _search_qa(config: RunConfig, tokenizer: Any, split: Split) -> tuple[dict[st
         "tools": tools,
         "prompt": prompt,
     }
+    if env.normalizer:
+        given["normalizer"] = env.normalizer
+    if prompt is None and env.language == "en" and language_of(rows) == "zh":
+        _log.info("the questions in %s are Chinese, the prompt is English; env.language=zh makes it Chinese", path)
     return given, name
+
+
+def questions_file(name: str) -> Path:
+    """The file itself, or ``questions.jsonl`` in a folder."""
+    return Path(name) / "questions.jsonl" if Path(name).is_dir() else Path(name)
 
 
 def _questions(env: EnvConfig, split: Split) -> str:
