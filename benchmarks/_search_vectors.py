@@ -189,7 +189,7 @@ def _against_faiss(backend: DenseBackend, encoder: Encoded, queries: Sequence[st
     return ratio(
         lambda: backend.search(next(ours), k=10),
         lambda: backend.index.search(next(theirs), 10),
-        rounds=len(batches) - 1,
+        rounds=max(1, len(batches) - 1),
     )
 
 
