@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from turntree.errors import CapacityError, ConfigError
+from turntree.errors import CapacityError, ConfigError, RetrievalError
 from turntree.search_backend.bm25 import check_request
 from turntree.search_backend.dense_build import DenseKind
 from turntree.search_backend.encoder import Encoder, EncoderSettings, load_encoder
@@ -96,9 +96,13 @@ class DenseBackend:
     ) -> None:
         self.passages, self.encoder = passages, encoder
         self.options = search or DenseSearch()
+        gpu = self.options.gpu != "none"
         self._parameters = search_parameters(index, nprobe=self.options.nprobe, ef_search=self.options.ef_search)
         self._distances = index.metric_type == import_faiss().METRIC_L2  # some peers' files
-        gpu = self.options.gpu != "none"
+        if gpu and self._parameters is not None:
+            # Indexes split over GPUs take no parameters with a search: they are set before the copy.
+            import_faiss().extract_index_ivf(index).nprobe = self.options.nprobe
+            self._parameters = None
         self._index = on_gpus(index, gpus=self.options.gpu, half=self.options.gpu_half) if gpu else index
         # FAISS's GPU indexes are not safe to share between threads.
         self._lock = threading.Lock() if gpu else None
@@ -153,6 +157,8 @@ class DenseBackend:
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
         """Scores and rows of the nearest passages, ``[queries, k]`` each; the row is -1 where there are fewer."""
         k = min(k, len(self.passages))
+        if self._lock is not None and k > _MOST - _SPARE:
+            raise RetrievalError(f"on GPUs FAISS finds at most {_MOST - _SPARE} passages of a query, found k={k}")
         wanted = k + _SPARE
         scores, rows = self._ranked(vectors, wanted)
         # A tie that reaches past what was fetched could be cut anywhere: fetch more of those queries.
@@ -172,7 +178,7 @@ class DenseBackend:
         self, vectors: npt.NDArray[np.float32], wanted: int
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
         """FAISS's results by rounded score, then row; missing ones last."""
-        wanted = max(1, min(wanted, len(self.passages), max(_MOST, wanted if self._lock is None else 0)))
+        wanted = min(wanted, len(self.passages), wanted if self._lock is None else _MOST)
         found, rows = self._call(np.ascontiguousarray(vectors, dtype=np.float32), wanted)
         scores = np.round((-found if self._distances else found).astype(np.float64), _DIGITS)
         scores[rows < 0] = -np.inf
