@@ -16,6 +16,7 @@ from turntree.envs.core import Action, Finish, Pending, Step, TextTool, Tool, To
 from turntree.envs.grammar import (
     GRAMMARS,
     Grammar,
+    Language,
     Observation,
     ParsedTurn,
     PlannerGrammar,
@@ -24,8 +25,10 @@ from turntree.envs.grammar import (
     ToolGrammar,
     TurnRecord,
     reading_tools,
+    speaking,
 )
 from turntree.envs.grammar.planner import FINISH
+from turntree.envs.language import normalizer_for
 from turntree.envs.limits import Limits, OnLength
 from turntree.envs.loading import reject_unknown, resolve
 from turntree.envs.metrics import Normalizer
@@ -430,8 +433,9 @@ class SearchQAEnv(TurnEnv[SearchQAState]):
     or a path, indexed with BM25) or ``search`` (any backend). Without questions and corpus a small fictional world is
     used. ``grammar``: an object, ``"tags"``, or an import path; ``think`` sets the default grammar's. ``prompt``: a
     :class:`PromptTemplate` or the path of its file. ``tools``: further tools by name, as objects or for ``load_tools``.
-    ``reward``: see :mod:`turntree.envs.rewards`. The limits are those of :class:`Limits`. Unknown arguments raise
-    ``ConfigError``.
+    ``reward``: see :mod:`turntree.envs.rewards`. ``language``: what the grammar speaks, ``en`` or ``zh``.
+    ``normalizer``: see :mod:`turntree.envs.metrics`; by default that of the questions' language. The limits are those
+    of :class:`Limits`. Unknown arguments raise ``ConfigError``.
     """
 
     core: SearchQACore  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -453,7 +457,8 @@ class SearchQAEnv(TurnEnv[SearchQAState]):
         prompt: PromptTemplate | str | Path | None = None,
         tools: Mapping[str, Any] | None = None,
         reward: Reward | str = "em",
-        normalizer: Normalizer = "squad",
+        normalizer: Normalizer | None = None,
+        language: Language = "en",
         tool_retries: int = 2,
         tool_backoff_s: float = 0.5,
         render_mode: str | None = None,
@@ -461,14 +466,14 @@ class SearchQAEnv(TurnEnv[SearchQAState]):
     ) -> None:
         reject_unknown(unknown, _env_options(), what="environment option")
         limits = Limits(max_turns, max_searches, top_k, on_length, max_observation_tokens)
-        chosen = _load_grammar(grammar, think)
+        chosen = speaking(_load_grammar(grammar, think), language)
         tasks, backend = _load_data(questions, corpus, search)
         core = SearchQACore(
             backend,
             limits=limits,
             grammar=chosen,
             reward=reward,
-            normalizer=normalizer,
+            normalizer=normalizer or normalizer_for(tasks),
             tokenizer=tokenizer,
             tools=load_tools(tools or {}),
             prompt=PromptTemplate.read(prompt) if isinstance(prompt, (str, Path)) else prompt,

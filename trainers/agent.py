@@ -26,7 +26,7 @@ def agent_grammar(config: RunConfig, grammar: Grammar) -> Grammar:
     if not config.agent.splits:
         return grammar
     try:
-        return PlannerGrammar(grammar, cast("Any", config.agent.language))
+        return PlannerGrammar(grammar, cast("Any", config.agent.language or config.env.language))
     except ConfigError as error:
         raise ConfigError(f"agent=planner_summarizer with env.grammar={config.env.grammar}: {error}") from error
 
@@ -45,7 +45,7 @@ def summarizer(config: RunConfig, bench: Bench | RemoteBench | None, *, evaluati
         raise ConfigError(f"{option}={name}: expected planner, llm, rule, or an import path package.module:name")
     given = dict(arguments)
     if name != "rule":
-        given.setdefault("language", config.agent.language)
+        given.setdefault("language", config.agent.language or config.env.language)
     if name == "planner":
         given["texts"] = _own_texts(config, bench, given, option=option)
     check_arguments(makers[name], given, what=f"{option}_args")

@@ -16,7 +16,7 @@ class AgentConfig:
     """Who calls tools and who answers."""
 
     name: str = opt("react", "react (one model does both), or planner_summarizer (a planner calls, another answers).")
-    language: str = opt("en", "en or zh: of the packaged prompts of planner and summariser.")
+    language: str = opt("", "en or zh: of the packaged prompts of planner and summariser ('' : env.language).")
     summarizer: str = opt(
         "planner", "planner (its own engine, current weights), llm (endpoint or folder), rule, or an import path."
     )
@@ -28,7 +28,7 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         one_of("agent.name", self.name, ("react", "planner_summarizer"))
-        one_of("agent.language", self.language, ("en", "zh"))
+        one_of("agent.language", self.language, ("", "en", "zh"))
         if self.name == "react":
             given = [n for n in ("summarizer_args", "eval_summarizer", "eval_summarizer_args") if getattr(self, n)]
             if given:

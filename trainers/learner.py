@@ -101,6 +101,8 @@ RESUME_KEYS = (
     "env.grammar",
     "env.grammar_args",
     "env.prompt",
+    "env.language",
+    "env.normalizer",
     "env.tools",
     "search",
     "reward",

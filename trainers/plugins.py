@@ -6,10 +6,10 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from turntree.envs.core import TextTool
-from turntree.envs.grammar import Grammar, reading_tools
+from turntree.envs.grammar import Grammar, reading_tools, speaking
 from turntree.envs.loading import check_arguments, construct
 from turntree.envs.prompt import PromptTemplate
 from turntree.envs.rewards import Reward
@@ -82,6 +82,8 @@ def load_env(config: EnvConfig) -> tuple[Grammar, PromptTemplate | None, dict[st
     grammar = probe_grammar(
         _made(config.grammar, config.grammar_args, option="env.grammar", args="env.grammar_args"), option=option
     )
+    with _naming(f"env.language={config.language} with {option}"):
+        grammar = speaking(grammar, cast("Any", config.language))
     tools = load_tools(config.tools, what="env.tools")
     with _naming(f"{option} with env.tools"):
         reading_tools(grammar, [tool_spec(name, tool) for name, tool in tools.items()])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from turntree.envs.datasets.reading import QuestionFile, Unanswerable, read_questions
+from turntree.envs.metrics import Normalizer
 from turntree.envs.task import Question
 from turntree.errors import ConfigError, DataError
 
@@ -38,7 +39,7 @@ class DatasetSpec:
     revision: str = ""
     language: Literal["en", "zh"] = "en"
     metric: Literal["em", "f1"] = "em"
-    normalizer: Literal["squad", "unicode"] = "squad"
+    normalizer: Normalizer = "squad"
     aliases: tuple[str, ...] = ()
     about: str = ""
 
@@ -107,7 +108,7 @@ _SPECS = (
         splits={"test": "chinese_simpleqa.jsonl"},
         sizes={"test": 3000},
         language="zh",
-        normalizer="unicode",
+        normalizer="zh",
         about="one hop, Chinese",
     ),
     DatasetSpec(
@@ -125,7 +126,7 @@ _SPECS = (
         split="dev",
         sizes={"trial": 1002, "dev": 3219},
         language="zh",
-        normalizer="unicode",
+        normalizer="cmrc",
         aliases=("cmrc2018",),
         about="reading, Chinese (simplified)",
     ),
@@ -134,7 +135,7 @@ _SPECS = (
         split="dev",
         sizes={"dev": 3524},
         language="zh",
-        normalizer="unicode",
+        normalizer="cmrc",
         about="reading, Chinese (traditional)",
     ),
 )

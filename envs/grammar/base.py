@@ -188,14 +188,13 @@ def speaking(grammar: Grammar, language: Language) -> Grammar:
     reject_unknown([language], get_args(Language), what="language")
     if language == "en":
         return grammar
-    known = dataclasses.is_dataclass(grammar) and "language" in {f.name for f in dataclasses.fields(grammar)}
-    if not known or isinstance(grammar, type):
+    value: Any = grammar
+    if not dataclasses.is_dataclass(value) or "language" not in {f.name for f in dataclasses.fields(value)}:
         raise ConfigError(
             f"the grammar {type(grammar).__name__} has no texts in the language {language}: it is no dataclass with a "
             "field language; leave the language out, and give a prompt of your own"
         )
-    spoken: Any = dataclasses.replace(cast("Any", grammar), language=language)
-    return cast("Grammar", spoken)
+    return cast("Grammar", dataclasses.replace(cast("Any", value), language=language))
 
 
 def passage_lines(passages: Sequence[Passage], clean: Callable[[str], str], *, language: Language = "en") -> str:

@@ -39,7 +39,7 @@ def test_every_set_is_pinned_and_says_how_it_is_scored() -> None:
         assert spec.split in spec.sizes
         assert set(spec.splits) <= set(spec.sizes)
         assert bool(spec.repo) == bool(spec.splits) == bool(re.fullmatch(r"[0-9a-f]{40}", spec.revision))
-        assert (spec.language == "zh") == (spec.normalizer == "unicode")
+        assert (spec.language == "zh") == (spec.normalizer in ("zh", "cmrc"))
 
 
 def test_unknown_names_and_splits() -> None:
