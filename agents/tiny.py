@@ -25,12 +25,13 @@ _TEMPLATE = (
 )
 
 
-def build_tokenizer(words: Iterable[str], syllables: Iterable[str] = ()) -> Any:
+def build_tokenizer(words: Iterable[str], syllables: Iterable[str] = (), tokens: Iterable[str] = ()) -> Any:
     """A ``PreTrainedTokenizerFast`` over whole words, syllables of names, tags and single bytes.
 
     Any Unicode text survives encode and decode unchanged: what no word or syllable covers falls back to its UTF-8
     bytes. A word is one token with and without a space before it; a capitalised name is split into ``syllables``.
-    The vocabulary depends on the set of words and syllables only, not on their order.
+    The vocabulary depends on the set of words and syllables only, not on their order. ``tokens`` are further texts, such
+    as the tags of other tools, that are one token each wherever they stand.
 
     Padding is ``<|pad|>`` (id 0), a turn ends with ``<|end|>``; the chat template costs three tokens a message.
     """
@@ -49,7 +50,7 @@ def build_tokenizer(words: Iterable[str], syllables: Iterable[str] = ()) -> Any:
     core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_WORD), "isolated"), to_bytes])
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in specials])
-    core.add_tokens([AddedToken(t, special=False, normalized=False) for t in TAGS])
+    core.add_tokens([AddedToken(t, special=False, normalized=False) for t in (*TAGS, *tokens)])
     make: Any = transformers.PreTrainedTokenizerFast
     return make(
         tokenizer_object=core,

@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from turntree.agents.models import save_model
 from turntree.agents.tiny import build_tiny_model, build_tokenizer
 from turntree.envs.worlds import generate_world, lexicon, name_words
 from turntree.envs.worlds.grammar import WorldGrammar
 from turntree.envs.worlds.names import Split
+from turntree.envs.worlds.speech import Language
+from turntree.envs.worlds.styles import StyleName
 from turntree.trainers.build import run_path
 from turntree.trainers.coldstart import cold_start
 from turntree.trainers.config import RunConfig
@@ -72,10 +74,22 @@ class Stages:
         return replace(config, env=env, model=replace(config.model, path=str(model)))
 
 
-def write_tiny_model(out: Path, *, seed: int, head_dim: int | None = None) -> Path:
-    """Write the tiny decoder with random weights and its tokenizer as a Hugging Face folder."""
-    words, syllables = lexicon()
-    tokenizer = build_tokenizer([*words, *WorldGrammar().words(), *name_words()], syllables)
+def write_tiny_model(
+    out: Path,
+    *,
+    seed: int,
+    head_dim: int | None = None,
+    style: StyleName = "short",
+    language: Language = "en",
+    tokens: Sequence[str] = (),
+) -> Path:
+    """Write the tiny decoder with random weights and its tokenizer as a Hugging Face folder.
+
+    The tokenizer knows the words of worlds of ``style`` in ``language``; ``tokens`` are texts that are one token each.
+    """
+    words, syllables = lexicon(style, language)
+    said = WorldGrammar(language=language).words()
+    tokenizer = build_tokenizer([*words, *said, *name_words(language)], syllables, tokens)
     save_model(build_tiny_model(tokenizer, seed=seed, head_dim=head_dim), tokenizer, out)
     return out
 
@@ -99,7 +113,8 @@ def quickstart(config: RunConfig, *, report: Report = lambda *_: None) -> dict[s
     if not (stages.initial / "config.json").is_file():
         # vLLM has no attention of 24 dimensions on CPU.
         head_dim = 32 if config.engine.name.startswith("vllm") else None
-        write_tiny_model(stages.initial, seed=config.seed, head_dim=head_dim)
+        language = cast("Language", config.env.language)
+        write_tiny_model(stages.initial, seed=config.seed, head_dim=head_dim, language=language)
     start_model, cold_seconds = _cold_start(stages, config, report)
     before = score_once(stages.configure(config, start_model), stages.before, stage="evaluate before", report=report)
     result = _train(stages, config, start_model, report)
@@ -136,7 +151,15 @@ def _worlds(stages: Stages, config: RunConfig) -> None:
     for split, (entities, questions) in SIZES.items():
         folder = stages.worlds / split
         if not (folder / "meta.json").is_file():
-            world = generate_world("quickstart", seed=config.seed, split=split, entities=entities, questions=questions)
+            language = cast("Language", config.env.language)
+            world = generate_world(
+                "quickstart",
+                seed=config.seed,
+                split=split,
+                entities=entities,
+                questions=questions,
+                language=language,
+            )
             world.save(folder)
 
 
