@@ -37,6 +37,7 @@ __all__ = [
     "config_fingerprint",
     "latest_checkpoint",
     "load_checkpoint",
+    "load_state",
     "load_weights",
     "mark_best",
     "save_checkpoint",
@@ -166,6 +167,16 @@ def load_checkpoint(
         load_weights(path, model)
     _restore_generators(payload["generators"], generators or {})
     return Loaded(path=path, step=manifest["step"], state=payload["state"])
+
+
+def load_state(path: str | Path) -> dict[str, Any]:
+    """The ``state`` that a checkpoint was saved with; nothing else is restored.
+
+    Raises :class:`CheckpointError` when the checkpoint is damaged.
+    """
+    verify_checkpoint(path)
+    state: dict[str, Any] = _read_payload(Path(path))["state"]
+    return state
 
 
 def load_weights(path: str | Path, model: nn.Module) -> None:

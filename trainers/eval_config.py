@@ -87,7 +87,9 @@ class EvalConfig:
             raise ConfigError(f"eval.sets names {repeated} twice; give another name as NAME=FILE")
         for name, options in self.set_options.items():
             if not isinstance(options, dict):
-                raise ConfigError(f"eval.set_options.{name}: expected options such as {{corpus: FILE}}, found {options!r}")
+                raise ConfigError(
+                    f"eval.set_options.{name}: expected options such as {{corpus: FILE}}, found {options!r}"
+                )
             unknown = next((key for key in options if key not in SET_OPTIONS), None)
             if unknown is not None:
                 hint = did_you_mean(unknown, SET_OPTIONS)

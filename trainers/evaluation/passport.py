@@ -18,7 +18,15 @@ from turntree.envs.search_qa import SearchQACore
 from turntree.errors import DataError
 from turntree.trainers.config import RunConfig
 
-__all__ = ["NORMALIZER_VERSION", "PASSPORT_VERSION", "Difference", "Passport", "differences", "make_passport", "weights_hash"]
+__all__ = [
+    "NORMALIZER_VERSION",
+    "PASSPORT_VERSION",
+    "Difference",
+    "Passport",
+    "differences",
+    "make_passport",
+    "weights_hash",
+]
 
 PASSPORT_VERSION = 1
 
@@ -106,7 +114,7 @@ def _weight(key: str) -> Weight:
     section, _, name = key.partition(".")
     if (section == "data" and name in ("dataset", "split", "sha256", "ids")) or section == "scoring":
         return "breaks"
-    if section in ("search", "prompt", "rules", "agent", "sampling") or (section == "model" and name != "path"):
+    if section in ("search", "prompt", "rules", "agent", "sampling") or key in ("model.engine", "model.dtype"):
         return "explains"
     return "notes"
 
@@ -128,7 +136,7 @@ def make_passport(
     model: Mapping[str, Any],
     dialogue: str = "",
 ) -> Passport:
-    """What a result of this configuration and environment depends on. ``data`` and ``model`` are as the caller knows."""
+    """What a result of this configuration and environment depends on; ``data`` and ``model`` are the caller's."""
     normalizer = getattr(core, "normalizer", "")
     scoring = {"normalizer": f"{normalizer}/{NORMALIZER_VERSION}" if normalizer else "", "metric": core.metric}
     scoring["scorers"] = ",".join(config.eval.scorers) if normalizer else ""

@@ -14,7 +14,7 @@ from turntree.envs.task import FrozenDict, Question
 from turntree.errors import DataError
 from turntree.trainers.tree import Node
 
-__all__ = ["ANSWERS", "NUMBERS", "SHARES", "UNSCORED", "EvalRow", "make_row", "parse_row", "read_rows"]
+__all__ = ["ANSWERS", "NUMBERS", "SHARES", "UNSCORED", "EvalRow", "file_rows", "make_row", "parse_row", "read_rows"]
 
 ANSWERS = ("em", "f1", "sub_em")
 NUMBERS = (*ANSWERS, "reward", "success")
@@ -131,9 +131,14 @@ def read_rows(path: Path) -> dict[str, EvalRow]:
 
     Raises ``DataError`` for a line that is no such row.
     """
-    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-    rows = [parse_row(line, where=f"{path}, line {number}") for number, line in lines]
-    return {row.id: row for row in rows if not row.failed}
+    return {row.id: row for row in file_rows(path) if not row.failed}
+
+
+def file_rows(path: Path) -> list[EvalRow]:
+    """All rows of a file. Raises ``DataError`` for a line that is no such row."""
+    # Not splitlines: a text may hold U+2028 and the like, which end no line of JSON.
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [parse_row(line, where=f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def parse_row(line: str, *, where: str) -> EvalRow:

@@ -9,7 +9,7 @@ from turntree.envs.metrics import Normalizer
 from turntree.trainers.evaluation.choosing import choose, majority, pass_at_k, powers, within_tokens
 from turntree.trainers.evaluation.rows import EvalRow
 from turntree.trainers.evaluation.summary import interval_json, mean
-from turntree.trainers.stats import bootstrap_mean, paired_difference
+from turntree.trainers.stats import bootstrap_mean, paired_difference, share_interval
 
 __all__ = ["sample_summary", "tree_summary"]
 
@@ -38,15 +38,15 @@ def sample_summary(
         read = _reader(name, metric)
         values = [v for rows in scored if (v := mean(x for r in rows if (x := read(r)) is not None)) is not None]
         title = f"avg@{most}" if name == metric else f"avg@{most}_{name}"
-        out[title] = interval_json(bootstrap_mean(values, seed=seed))
+        out[title] = _spread(name, values, seed)
     read = _reader(metric, metric)
     for k in powers(most):
         enough = [rows for rows in scored if len(rows) >= k]
         right = [(len(rows), sum(read(row) == 1.0 for row in rows)) for rows in enough]
-        out[f"pass@{k}"] = interval_json(bootstrap_mean([pass_at_k(n, c, k) for n, c in right], seed=seed))
+        out[f"pass@{k}"] = _spread(metric, [pass_at_k(n, c, k) for n, c in right], seed)
         if k > 1 and metric == "em":
             votes = [_voted(rows[:k], read, normalizer) for rows in enough]
-            out[f"maj@{k}"] = interval_json(bootstrap_mean(votes, seed=seed))
+            out[f"maj@{k}"] = _spread(metric, votes, seed)
     return out
 
 
@@ -81,7 +81,9 @@ def tree_summary(
         out[name] = {
             "leaves": mean(float(len(rows)) for rows in taken),
             "generated_tokens": mean(spent),
-            "any": interval_json(bootstrap_mean([float(any(read(r) == 1.0 for r in rows)) for rows in taken], seed=seed)),
+            "any": interval_json(
+                bootstrap_mean([float(any(read(r) == 1.0 for r in rows)) for rows in taken], seed=seed)
+            ),
         }
         for choice in how:
             picked = [_picked(rows, choice, normalizer) for rows in taken]
@@ -99,6 +101,10 @@ def _alive(rows: Rows) -> bool:
     return any(not row.failed for row in rows)
 
 
+def _any_right(rows: Rows, read: Callable[[EvalRow], float | None]) -> float:
+    return float(any(read(row) == 1.0 for row in rows))
+
+
 def _spent(rows: Rows, *, shared: bool) -> int:
     return (rows[0].spent_tokens or 0) if shared else sum(row.generated_tokens for row in rows)
 
@@ -112,7 +118,7 @@ def _picked(rows: Rows, how: str, normalizer: Normalizer) -> EvalRow:
 def _scores(rows: Rows, metric: str, seed: int) -> Mapping[str, Any]:
     names = ("em", "f1") if metric == "em" else (metric,)
     values = {name: [float(_reader(name, metric)(row) or 0.0) for row in rows] for name in names}
-    return {name: interval_json(bootstrap_mean(found, seed=seed)) for name, found in values.items()}
+    return {name: _spread(name, found, seed) for name, found in values.items()}
 
 
 def _reader(name: str, metric: str) -> Callable[[EvalRow], float | None]:
@@ -122,3 +128,10 @@ def _reader(name: str, metric: str) -> Callable[[EvalRow], float | None]:
 def _voted(rows: Rows, read: Callable[[EvalRow], float | None], normalizer: Normalizer) -> float:
     place = majority(rows, normalizer=normalizer)
     return 0.0 if place is None else float(read(rows[place]) or 0.0)
+
+
+def _spread(name: str, values: Sequence[float], seed: int) -> dict[str, Any]:
+    """Mean and interval; Wilson's where an EM is 0 or 1 everywhere, of which a bootstrap could make a point."""
+    if name == "em" and all(value in (0.0, 1.0) for value in values):
+        return interval_json(share_interval(values))
+    return interval_json(bootstrap_mean(values, seed=seed))

@@ -111,6 +111,7 @@ def _own(config: RunConfig) -> EvalSet:
 
 def _named(config: RunConfig, label: str, path: str, own: Mapping[str, Any]) -> EvalSet:
     """A published set, or a file; ``own`` are its options."""
+    config = replace(config, env=replace(config.env, dev_corpus=""))  # that one is of other questions
     limit = own.get("limit", config.eval.limit)
     whole = _whole(limit, config)
     skip: Any = own.get("unanswerable", "skip" if not path else "refuse")
@@ -140,9 +141,7 @@ def _whole(limit: int | None, config: RunConfig) -> int | None:
     return limit if config.eval.subset == "first" else None
 
 
-def _subset(
-    questions: Sequence[Question], limit: int | None, config: RunConfig, label: str
-) -> tuple[Question, ...]:
+def _subset(questions: Sequence[Question], limit: int | None, config: RunConfig, label: str) -> tuple[Question, ...]:
     if limit is None or limit >= len(questions):
         return tuple(questions)
     if config.eval.subset == "first":

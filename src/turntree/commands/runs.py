@@ -77,16 +77,31 @@ def run_evaluate(overrides: Sequence[str]) -> None:
     """``turntree evaluate``."""
     config = compose(overrides)  # before the heavy imports, so that mistakes show at once
     from turntree.trainers.evaluate import INTERRUPTED
-    from turntree.trainers.scoring import score
+    from turntree.trainers.evaluation.table import paper_table
+    from turntree.trainers.scoring import score_sets
 
     folder = Path(config.out) if config.out else free_path(Path("runs/evaluation"))
     with stage_bars() as report:
-        s = score(config, folder, report=lambda done, total: report("evaluate", done, total, ""), keep_partial=True)
-    say(f"{_figures(s)}  n={s['n']} failed={s['failed']}  -> {folder / 'evaluation.json'}")
-    if s["stopped"]:
+        found = score_sets(
+            config, folder, report=lambda stage, done, total: report(stage, done, total, ""), keep_partial=True
+        )
+    for name, s in found.documents.items():
+        document = folder / name / "evaluation.json"
+        say(f"{name}{': ' if name else ''}{_figures(s)}  n={s['n']} failed={s['failed']}  -> {document}")
+    metrics = dict.fromkeys(m for s in found.documents.values() for m in (("em", "f1") if s["metric"] == "em" else ()))
+    for metric in metrics if len(found.documents) > 1 or any(_further(s) for s in found.documents.values()) else ():
+        say(f"\n{paper_table(found.documents, metric)}")
+    if found.stopped:
+        s = list(found.documents.values())[-1]
         kept = [*(o for o in overrides if not o.startswith("out=")), f"out={folder}"]
-        left = f"{s['unplayed']} questions were not played: {s['stopped']}; {resume_hint('evaluate', kept)}"
-        raise Stopped(left) if s["stopped"] == INTERRUPTED else EngineError(left)
+        sets = f", and the sets {', '.join(found.missing)}," if found.missing else ""
+        left = f"{s['unplayed']} questions{sets} were not played: {found.stopped}; {resume_hint('evaluate', kept)}"
+        raise Stopped(left) if found.stopped == INTERRUPTED else EngineError(left)
+
+
+def _further(summary: dict[str, Any]) -> bool:
+    """Whether there is more than one trajectory a question, or a score beside it that took some."""
+    return any(key in summary for key in ("sampled", "tree", "closed_book"))
 
 
 def _figures(summary: dict[str, Any]) -> str:
@@ -94,8 +109,13 @@ def _figures(summary: dict[str, Any]) -> str:
     from turntree.trainers.evaluate import shown
 
     words = {"em": "EM", "f1": "F1"}
+
+    def number(key: str) -> str:
+        value = summary.get(key)
+        return "-" if value is None else f"{value:.3f}"
+
     return "  ".join(
-        f"{words.get(key, key)} {summary[key]:.3f} [{summary[f'{key}_low']:.3f}, {summary[f'{key}_high']:.3f}]"
+        f"{words.get(key, key)} {number(key)} [{number(f'{key}_low')}, {number(f'{key}_high')}]"
         for key in shown(summary)
     )
 

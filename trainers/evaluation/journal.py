@@ -1,0 +1,84 @@
+"""Rows as they are played, one line a question, so that a killed evaluation goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from turntree.errors import CheckpointError
+from turntree.trainers.evaluation.rows import EvalRow, parse_row
+
+__all__ = ["Journal", "check_facts", "read_journal"]
+
+
+class Journal:
+    """An open journal. Lines are on the disk when :meth:`write` returns; delete it when they are written elsewhere."""
+
+    def __init__(self, path: Path, facts: Mapping[str, Any], rows: Sequence[Sequence[EvalRow]] = ()) -> None:
+        """Start over with ``rows``; ``facts`` say how they are made."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file: BinaryIO = path.open("wb")
+        self._file.write(_bytes({"facts": facts}))
+        self.write(rows)
+
+    def write(self, rows: Sequence[Sequence[EvalRow]]) -> None:
+        """Append the rows of some questions."""
+        self._file.write(b"".join(_bytes([asdict(row) for row in found]) for found in rows))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_journal(path: Path, facts: Mapping[str, Any]) -> dict[str, tuple[EvalRow, ...]]:
+    """Rows by question id; empty without a journal. A last line that was cut is dropped.
+
+    Raises ``CheckpointError`` for rows that were made in another way than ``facts`` say.
+    """
+    if not path.is_file():
+        return {}
+    lines = path.read_bytes().split(b"\n")
+    saved = _json(lines[0])
+    if saved is None:
+        return {}
+    check_facts(saved["facts"], facts, folder=path.parent)
+    rows: dict[str, tuple[EvalRow, ...]] = {}
+    for number, line in enumerate(lines[1:-1], 2):
+        found = _json(line)
+        if found is None:
+            raise CheckpointError(
+                f"{path}, line {number} is no JSON; delete the file, and its questions are played again"
+            )
+        parsed = tuple(parse_row(json.dumps(row), where=f"{path}, line {number}") for row in found)
+        rows[parsed[0].id] = parsed
+    return rows
+
+
+def check_facts(saved: Mapping[str, Any], facts: Mapping[str, Any], *, folder: Path) -> None:
+    """Raises ``CheckpointError`` that names the facts in which results differ from what would be made now."""
+    now = json.loads(json.dumps(facts))
+    other = [
+        f"{key} ({saved.get(key)!r:.60}, now {value!r:.60})" for key, value in now.items() if saved.get(key) != value
+    ]
+    if other:
+        raise CheckpointError(
+            f"the results in {folder} were made with other options: {'; '.join(other)}; give the same ones, or another "
+            "out"
+        )
+
+
+def _json(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _bytes(value: Any) -> bytes:
+    return (json.dumps(value, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
