@@ -56,19 +56,28 @@ class Pool:
         interpreter to be had.
         """
         with self._slots:
-            interpreter = self._take(history)
-            try:
-                result = self._execute(interpreter, code, len(history) + 1)
-                if result.ending == "done":
-                    self._keep(interpreter, _key([*history, (code, result.text)]))
-                return result
-            except BaseException:
-                interpreter.close()
-                raise
-            finally:
-                _tidy(interpreter.sandbox, died=not interpreter.alive)
-                interpreter.sandbox.lock.release()
-                self._evict()
+            kept = self._take(history)
+            if kept is not None:
+                result = self._go_on(kept, history, code)
+                if result.ending != "gone":
+                    return result
+            # Whether the code ended its interpreter or something outside did shows in one that nobody knows.
+            return self._go_on(self._replay(history), history, code)
+
+    def _go_on(self, interpreter: Interpreter, history: Sequence[Cell], code: str) -> CellResult:
+        """Execute the cell in an interpreter that stands after ``history``; gives up its sandbox's lock."""
+        try:
+            result = self._execute(interpreter, code, len(history) + 1)
+            if result.ending == "done":
+                self._keep(interpreter, _key([*history, (code, result.text)]))
+            return result
+        except BaseException:
+            interpreter.close()
+            raise
+        finally:
+            _tidy(interpreter.sandbox, died=not interpreter.alive)
+            interpreter.sandbox.lock.release()
+            self._evict()
 
     def _execute(self, interpreter: Interpreter, code: str, number: int, *, lenience: float = 1.0) -> CellResult:
         return interpreter.run(
@@ -90,8 +99,8 @@ class Pool:
 
     # -- finding an interpreter --------------------------------------------------------------------------------------
 
-    def _take(self, history: Sequence[Cell]) -> Interpreter:
-        """An interpreter after ``history`` that nobody else knows; its sandbox's lock is held."""
+    def _take(self, history: Sequence[Cell]) -> Interpreter | None:
+        """A live interpreter after ``history`` that nobody else knows; its sandbox's lock is held."""
         key = _key(history)
         with self._lock:
             found = [interpreter for interpreter, its in reversed(self._kept.items()) if its == key]
@@ -103,13 +112,17 @@ class Pool:
                 return taken
             _tidy(interpreter.sandbox)
             interpreter.sandbox.lock.release()
-        return self._replay(history)
+        return None
 
     def _from(self, interpreter: Interpreter, key: str) -> Interpreter | None:
         """A twin of the interpreter, or itself where it cannot have one; None where it is gone."""
         with self._lock:
             if self._kept.get(interpreter) != key:
                 return None
+        if not interpreter.runs():
+            interpreter.close()
+            self._forget(interpreter)
+            return None
         if interpreter.forkable():
             twin = interpreter.fork()
             if twin is None:  # whatever it did instead of forking, it does not go on doing it
@@ -127,7 +140,7 @@ class Pool:
         return interpreter if interpreter.alive else None
 
     def _replay(self, history: Sequence[Cell]) -> Interpreter:
-        """A fresh interpreter that executed ``history``."""
+        """A fresh interpreter that executed ``history``; its sandbox's lock is held."""
         sandbox = self._builder.open()
         self.counts.opened += 1
         sandbox.lock.acquire()

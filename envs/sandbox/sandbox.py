@@ -112,6 +112,10 @@ class Interpreter:
         self._drain(capture)
         return "done" if message == {"did": "run"} else "gone"
 
+    def runs(self) -> bool:
+        """Whether the process is there."""
+        return self.alive and not readable(self.pidfd)
+
     def signal(self, number: int) -> None:
         """Stop the process, or let it go on."""
         with contextlib.suppress(OSError):
@@ -127,7 +131,7 @@ class Interpreter:
         return found
 
     def _pending(self) -> bool:
-        return bool(select.select([self.ends.channel], [], [], 0)[0])
+        return readable(self.ends.channel.fileno())
 
     def _cpu(self) -> float:
         """Seconds of processor time so far."""
@@ -214,9 +218,14 @@ def kill(pidfd: int, *, within_s: float = 5.0) -> None:
     """Kill a process and wait so long until it is gone."""
     with contextlib.suppress(OSError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    readable(pidfd, within_s=within_s)
+
+
+def readable(fd: int, *, within_s: float = 0.0) -> bool:
+    """Whether there is something to read, or a process has ended; waits so long for it."""
     waiting = select.poll()
-    waiting.register(pidfd, select.POLLIN)
-    waiting.poll(within_s * 1000)
+    waiting.register(fd, select.POLLIN)
+    return bool(waiting.poll(within_s * 1000))
 
 
 class Sandbox:

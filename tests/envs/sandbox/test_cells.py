@@ -175,22 +175,36 @@ CELLS = (
 )
 
 
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
-@given(st.lists(st.sampled_from(CELLS), min_size=1, max_size=5), st.integers(0, 4))
-def test_the_same_cells_give_the_same_results_on_every_way(
-    tool: PythonTool, anew: PythonTool, cells: list[str], branch: int
-) -> None:
+def check_every_way(tool: PythonTool, anew: PythonTool, cells: list[str], branch: int) -> None:
     forked = play(tool, cells)
     assert forked == play(anew, cells)
     # A sibling from the middle, after which the first one is as it was.
-    middle, memory = cells[:branch], None
-    for code in middle:
+    memory = None
+    for code in cells[:branch]:
         memory = run(tool, code, memory).memory
     sibling = [run(tool, code, memory).value for code in (CELLS[1], CELLS[1])]
     assert sibling[0] == sibling[1]
     assert play(tool, cells) == forked
+
+
+SEQUENCES = st.lists(st.sampled_from(CELLS), min_size=1, max_size=6)
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(SEQUENCES, st.integers(0, 4))
+def test_the_same_cells_give_the_same_results_on_every_way(
+    tool: PythonTool, anew: PythonTool, cells: list[str], branch: int
+) -> None:
+    check_every_way(tool, anew, cells, branch)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(SEQUENCES, st.integers(0, 5))
+def test_many_more_sequences_give_the_same_results_on_every_way(
+    tool: PythonTool, anew: PythonTool, cells: list[str], branch: int
+) -> None:
+    check_every_way(tool, anew, cells, branch)
 
 
 def test_the_same_in_another_process(tool: PythonTool) -> None:
