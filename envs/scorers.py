@@ -7,22 +7,23 @@ the best gold answer, and gives its numbers by name. :mod:`turntree.envs.metrics
 - ``squad``: ``evaluate-v1.1.py`` (EM, F1), without that rule.
 - ``search_r1``: ``qa_em.py`` of Search-R1 and its descendants (EM, sub-EM by substring).
 - ``cover``: cover EM as in R1-Searcher: punctuation separates, every word of the answer occurs in the prediction.
-- ``unicode``: EM, F1 and sub-EM of this project under the normaliser ``unicode``.
+- ``unicode``, ``zh``, ``cmrc``: EM, F1 and sub-EM of :mod:`turntree.envs.metrics` under the normaliser of that name.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast, get_args
 
 from turntree.envs.loading import resolve
-from turntree.envs.metrics import exact_match, f1_score, normalize_answer, sub_exact_match
+from turntree.envs.metrics import Normalizer, exact_match, f1_score, normalize_answer, sub_exact_match
 from turntree.errors import ConfigError
 
-__all__ = ["SCORERS", "AnswerMetrics", "cover", "hotpotqa", "load_scorer", "search_r1", "squad", "unicode"]
+__all__ = ["SCORERS", "AnswerMetrics", "cover", "hotpotqa", "load_scorer", "normalized", "search_r1", "squad"]
 
 AnswerMetrics: TypeAlias = Callable[[str, Sequence[str]], Mapping[str, float]]
 """``scorer(prediction, golden_answers)``: numbers by name. A question without an answer is never shown: it gets 0."""
@@ -60,10 +61,10 @@ def cover(prediction: str, golden_answers: Sequence[str]) -> dict[str, float]:
     return {"em": float(any(set(_cover_words(gold)) <= words for gold in golden_answers))}
 
 
-def unicode(prediction: str, golden_answers: Sequence[str]) -> dict[str, float]:
-    """This project's metrics under the normaliser ``unicode``."""
+def normalized(prediction: str, golden_answers: Sequence[str], *, normalizer: Normalizer) -> dict[str, float]:
+    """EM, F1 and sub-EM of this project under a normaliser."""
     rules = {"em": exact_match, "f1": f1_score, "sub_em": sub_exact_match}
-    return {name: rule(prediction, golden_answers, normalizer="unicode") for name, rule in rules.items()}
+    return {name: rule(prediction, golden_answers, normalizer=normalizer) for name, rule in rules.items()}
 
 
 SCORERS: dict[str, AnswerMetrics] = {
@@ -71,7 +72,7 @@ SCORERS: dict[str, AnswerMetrics] = {
     "squad": squad,
     "search_r1": search_r1,
     "cover": cover,
-    "unicode": unicode,
+    **{name: functools.partial(normalized, normalizer=name) for name in get_args(Normalizer) if name != "squad"},
 }
 """Scorers by name; others are given by import path."""
 

@@ -45,9 +45,9 @@ class EvalConfig:
     data: str = opt("", "folder in which the sets are looked for, or hub ('' : $TURNTREE_DATA, then the hub).")
     limit: int | None = opt(None, "questions of each set (null: all).")
     subset: str = opt("first", "which ones with limit: first (in file order) or random (by seed, in file order).")
-    normalizer: str = opt("", "answers are compared after squad or unicode ('' : the set's own).")
+    normalizer: str = opt("", "answers are compared after squad, unicode, zh or cmrc ('' : the set's own).")
     scorers: list[str] = opt(
-        ["unicode"], "further scorers beside it: hotpotqa, squad, search_r1, cover, unicode, or import paths."
+        ["unicode"], "further scorers beside: hotpotqa, squad, search_r1, cover, unicode, zh, cmrc, or import paths."
     )
     samples: int = opt(0, "sampled trajectories of a question, for avg@k, pass@k and maj@k (0: none).")
     temperature: float = opt(1.0, "temperature of samples and trees.")

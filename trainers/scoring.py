@@ -16,6 +16,7 @@ from typing import Any
 
 from turntree.agents.engines.endpoint import Usage
 from turntree.agents.scorer import close_all
+from turntree.envs.metrics import Normalizer
 from turntree.envs.scorers import load_scorer
 from turntree.envs.task import Question
 from turntree.errors import CheckpointError, ConfigError
@@ -127,7 +128,7 @@ class _SetRun:
         self.config = one.config
         self.task = self._task(one.config)
         self.metric = self.task.core.metric
-        self.normalizer = getattr(self.task.core, "normalizer", "squad")
+        self.normalizer: Normalizer = getattr(self.task.core, "normalizer", "squad")
         self.spent_before = asdict(desk.bench.engine.usage) if isinstance(desk.bench, RemoteBench) else {}
         self.document: dict[str, Any] = {}
 
@@ -158,13 +159,10 @@ class _SetRun:
 
     def _further(self, players: Players, facts: Mapping[str, Any]) -> None:
         """Samples, trees, closed book, as asked for; the first that stops is the last."""
-        steps = (
-            (bool(self.config.eval.drawn), lambda: self._several(players, facts)),
-            (self.config.eval.closed_book, self._closed_book),
-        )
-        for wanted, step in steps:
-            if wanted and not self.document["stopped"]:
-                step()
+        if self.config.eval.drawn:
+            self._several(players, facts)
+        if self.config.eval.closed_book and not self.document["stopped"]:
+            self._closed_book()
 
     # -- ways of playing ----------------------------------------------------------------------------------------------
 

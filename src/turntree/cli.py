@@ -95,10 +95,36 @@ def sft(overrides: tuple[str, ...]) -> None:
 @cli.command(cls=Configured)
 @overrides
 def evaluate(overrides: tuple[str, ...]) -> None:
-    """Play questions once each (env.test_questions=FILE) and write EM and F1 with 95 % intervals."""
+    """Score a model on questions (env.test_questions=FILE) or on whole sets (eval.sets=[hotpotqa,nq] or [all]).
+
+    Every metric has a 95 % interval. Also sampled (eval.samples=8), as trees (eval.tree=true) and without tools
+    (eval.closed_book=true). An evaluation that was stopped, or killed, goes on with resume=true.
+    """
     from turntree.commands import run_evaluate
 
     run_evaluate(overrides)
+
+
+@cli.command()
+@click.argument("sides", nargs=-1, required=True, metavar="A B...")
+@click.option("--metric", "metrics", multiple=True, help="Compare this metric only; repeatable.")
+@click.option("--flips", type=click.IntRange(min=0), default=10, show_default=True, help="Wins and losses to show.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Write Markdown, CSV, JSON and flips here.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of bootstrap and permutation test.")
+@click.option(
+    "--resamples", type=click.IntRange(min=100), default=10_000, show_default=True, help="Draws of both of them."
+)
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+def compare(sides: tuple[str, ...], **options: Any) -> None:
+    """Compare results of evaluate with the first of them, question by question.
+
+    A side is a folder, several with commas between (other seeds of the same), or a quoted pattern 'runs/a-seed*'. Paired
+    differences with 95 % intervals and p-values, the questions that flipped with both trajectories, and warnings where
+    the results were not made alike.
+    """
+    from turntree.commands import run_compare
+
+    run_compare(sides, **options)
 
 
 @cli.command(cls=Configured)

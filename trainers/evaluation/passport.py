@@ -138,7 +138,10 @@ def make_passport(
 ) -> Passport:
     """What a result of this configuration and environment depends on; ``data`` and ``model`` are the caller's."""
     normalizer = getattr(core, "normalizer", "")
-    scoring = {"normalizer": f"{normalizer}/{NORMALIZER_VERSION}" if normalizer else "", "metric": core.metric}
+    scoring: dict[str, Any] = {
+        "normalizer": f"{normalizer}/{NORMALIZER_VERSION}" if normalizer else "",
+        "metric": core.metric,
+    }
     scoring["scorers"] = ",".join(config.eval.scorers) if normalizer else ""
     if config.reward.in_evaluation and config.reward.scorer:
         scoring |= {"scorer": config.reward.scorer, "scorer_args": dict(config.reward.scorer_args)}

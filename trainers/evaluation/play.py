@@ -12,6 +12,7 @@ from turntree.agents.dialogue import Dialogue
 from turntree.agents.engines.protocol import Engine, SamplingParams
 from turntree.agents.scorer import Failed, Finished, Finisher, Judged, Scorer, score
 from turntree.envs.core import TurnCore
+from turntree.envs.metrics import Normalizer
 from turntree.envs.scorers import AnswerMetrics
 from turntree.errors import CostLimitError, EngineError
 from turntree.trainers.evaluation.rows import UNSCORED, EvalRow, make_row
@@ -121,7 +122,7 @@ def _rows(
     question: Any, name: str, group: Group, players: Players, plan: GrowthPlan | None, valuer: Valuer | None
 ) -> Rows:
     core = players.core
-    normalizer = getattr(core, "normalizer", "squad")
+    normalizer: Normalizer = getattr(core, "normalizer", "squad")
     leaves = [leaf for tree in group.trees for leaf in tree.leaves()]
     rows = [
         make_row(question, leaf, name=name, metric=core.metric, normalizer=normalizer, scorers=players.scorers)

@@ -95,7 +95,7 @@ def make_row(
     metadata = asked.metadata if asked is not None else FrozenDict()
     parts = {} if failed else dict(leaf.info.get("reward_parts", {}))
     unscored = next((part.removeprefix(UNSCORED) for part in parts if part.startswith(UNSCORED)), "")
-    numbers = {
+    numbers: dict[str, Any] = {
         **_answer_scores(answer, golds, leaf, normalizer),
         "reward": None if unscored else leaf.reward,
         "success": _number(leaf, "success"),

@@ -1,5 +1,6 @@
 """What the command line does with its arguments. Heavy imports happen inside the functions."""
 
+from turntree.commands.compare import run_compare
 from turntree.commands.console import Stopped, resumable
 from turntree.commands.look import run_audit, run_check_env, run_doctor, run_explain, run_view
 from turntree.commands.make import run_model, run_world
@@ -14,6 +15,7 @@ __all__ = [
     "run_audit",
     "run_check_env",
     "run_coldstart",
+    "run_compare",
     "run_doctor",
     "run_evaluate",
     "run_explain",
