@@ -29,6 +29,7 @@ from turntree.agents.models import save_model
 from turntree.agents.scorer import close_all
 from turntree.errors import ConfigError
 from turntree.trainers.agent import summarizer_usage
+from turntree.trainers.atomic import write_json
 from turntree.trainers.build import (
     Bench,
     build_bench,
@@ -58,6 +59,7 @@ from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
 from turntree.trainers.credit import credit_needs
 from turntree.trainers.evaluate import Evaluation, evaluate, shown
+from turntree.trainers.evaluation.passport import run_passport
 from turntree.trainers.forward import check_packed
 from turntree.trainers.interrupt import stop_on_interrupt
 from turntree.trainers.losses import Aggregation, Clip, Denominators, RatioGradient, RatioLevel, TurnRatio
@@ -441,6 +443,10 @@ class _Run:
             self.bench.engine.update_weights(self.progress.step)
         # Without a checkpoint a resumed run starts over: what an interrupted first step left behind is dropped.
         self.folder.save_config(self.config)
+        sampling = rollout_sampling(self.config, self.task.core)
+        said = self.bench.dialogue.report.text()
+        passport = run_passport(self.config, self.task, split="train", sampling=sampling, dialogue=said)
+        write_json(self.folder.path / "passport.json", passport.to_json())
         self.store.drop_after(self.progress.step)
         self._drop_validations_after(self.progress.step)
         return MetricsLog(self.folder.metrics_file, tensorboard=self.folder.tensorboard, resume_step=self.progress.step)
@@ -575,8 +581,9 @@ class _Run:
         """Score the validation questions; empty without any."""
         if self.dev is None:
             return {}
+        questions = first(self.dev.questions, self.config.trainer.eval_questions)
         self.evaluation = evaluate(
-            first(self.dev.questions, self.config.trainer.eval_questions),
+            questions,
             core=self.dev.core,
             engine=self.bench.engine,
             dialogue=self.bench.dialogue,
@@ -589,7 +596,12 @@ class _Run:
         self.written = summarizer_usage(self.finisher)  # a step counts its rollout only
         where = self.folder.path / "validation" / f"step-{step:06d}"
         about = provenance(self.config, self.dev)
+        passport = run_passport(
+            self.config, self.dev, split="dev", sampling=eval_sampling(self.config, self.dev.core),
+            dialogue=self.bench.dialogue.report.text(), questions=questions, weights=f"step {step}",
+        )  # fmt: skip
         extra = {**about, "step": step, "generated_tokens": self.progress.generated_tokens}
+        extra["passport"] = passport.to_json()
         self.evaluation.save(where, extra=extra)
         summary = self.evaluation.summary()
         best, score = self.progress.best_score, float(summary[self.dev.core.metric])

@@ -141,6 +141,7 @@ def quickstart(config: RunConfig, *, report: Report = lambda *_: None) -> dict[s
         "best_step": progress.best_step,
         "seed": config.seed,
         "algorithm": config.algorithm.name,
+        "passport": json.loads((result.folder / "passport.json").read_text(encoding="utf-8")),
     }
     RunFolder.open(result.folder).write_summary(summary)
     write_report(result.folder)

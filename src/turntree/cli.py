@@ -118,9 +118,9 @@ def evaluate(overrides: tuple[str, ...]) -> None:
 def compare(sides: tuple[str, ...], **options: Any) -> None:
     """Compare results of evaluate with the first of them, question by question.
 
-    A side is a folder, several with commas between (other seeds of the same), or a quoted pattern 'runs/a-seed*'. Paired
-    differences with 95 % intervals and p-values, the questions that flipped with both trajectories, and warnings where
-    the results were not made alike.
+    A side is a folder, several with commas between (other seeds of the same), or a quoted pattern 'runs/a-seed*'.
+    Paired differences with 95 % intervals and p-values, the questions that flipped with both trajectories, and warnings
+    where the results were not made alike.
     """
     from turntree.commands import run_compare
 

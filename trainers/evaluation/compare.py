@@ -1,7 +1,7 @@
 """Two results side by side: paired differences, a permutation test, and the questions that flipped.
 
-A side is one result, or several of the same kind with other seeds. Questions are matched by set and id, and a question's
-value on a side is its mean over the side's results.
+A side is one result, or several of the same kind with other seeds. Questions are matched by set and id, and the value
+of a question on a side is its mean over the side's results.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray

@@ -22,6 +22,8 @@ def markdown(found: Comparison, *, flips: int = 10) -> str:
     parts = [f"A: {found.a}\nB: {found.b}", f"{found.common} questions in common"]
     if found.warnings:
         parts.append("\n".join(f"- warning: {warning}" for warning in found.warnings))
+    if also := {d.key for listed in found.differences.values() for d in listed if d.weight == "notes"}:
+        parts.append(f"Also different: {', '.join(sorted(also))}")
     for name, measured in found.measured.items():
         title = f"## {name}" if name else "## All questions" if len(found.measured) > 1 else ""
         parts += [*([title] if title else []), markdown_table(_HEAD, [_row(m) for m in measured])]

@@ -7,16 +7,20 @@ import hashlib
 import importlib.metadata
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import turntree
+from turntree.agents.engines.protocol import SamplingParams
 from turntree.envs.core import TurnCore
+from turntree.envs.datasets.reading import file_sha256
 from turntree.envs.search_qa import SearchQACore
+from turntree.envs.task import Question
 from turntree.errors import DataError
 from turntree.trainers.config import RunConfig
+from turntree.trainers.task import Task, questions_file
 
 __all__ = [
     "NORMALIZER_VERSION",
@@ -24,7 +28,9 @@ __all__ = [
     "Difference",
     "Passport",
     "differences",
+    "ids_hash",
     "make_passport",
+    "run_passport",
     "weights_hash",
 ]
 
@@ -173,6 +179,39 @@ def make_passport(
         agent["summarizer"], agent["summarizer_args"] = config.agent.writer(evaluating=True)
     return Passport(data=data, scoring=scoring, rules=rules, agent=agent, model=model, sampling=sampling,
                     seed=config.seed, software=software(), **about)  # fmt: skip
+
+
+def run_passport(
+    config: RunConfig,
+    task: Task,
+    *,
+    split: str,
+    sampling: SamplingParams,
+    dialogue: str,
+    questions: Sequence[Any] | None = None,
+    weights: str | None = None,
+) -> Passport:
+    """Of a training run, or of a validation inside it on ``questions`` (None: all).
+
+    ``weights`` (None: a hash of those in ``model.path``) says which ones, where they are in no file.
+    """
+    tasks = task.questions if questions is None else questions
+    data: dict[str, Any] = {"dataset": task.source, "split": split, "questions": len(tasks)}
+    path = questions_file(task.source)
+    if tasks and path.is_file() and all(isinstance(one, Question) for one in tasks):
+        data |= {"dataset": path.parent.name if path.stem == "questions" else path.stem, "ids": ids_hash(tasks)}
+        data["sha256"] = file_sha256(path)
+    given = weights_hash(config.model.path) if weights is None else weights
+    model = {"engine": config.engine.name, "dtype": config.model.dtype, "path": config.model.path, "weights": given}
+    return make_passport(config, task.core, data=data, sampling=asdict(sampling), model=model, dialogue=dialogue)
+
+
+def ids_hash(questions: Sequence[Question]) -> str:
+    """Hash of the questions' ids, in order."""
+    digest = hashlib.sha256()
+    for question in questions:
+        digest.update(question.id.encode("utf-8", "backslashreplace") + b"\n")
+    return digest.hexdigest()[:16]
 
 
 def weights_hash(folder: str | Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,11 +15,12 @@ from turntree.envs.task import Question
 from turntree.errors import ConfigError
 from turntree.trainers.config import RunConfig
 from turntree.trainers.eval_config import PAPER_SETS
+from turntree.trainers.evaluation.passport import ids_hash
 from turntree.trainers.options import did_you_mean, one_of
 from turntree.trainers.seeds import derive_rng
 from turntree.trainers.task import QUESTION_ANSWERING, questions_file
 
-__all__ = ["EvalSet", "ids_hash", "load_sets", "set_labels"]
+__all__ = ["EvalSet", "load_sets", "set_labels"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,6 @@ def load_sets(config: RunConfig) -> list[EvalSet]:
     return [_named(config, *_entry(entry), options.get(_entry(entry)[0], {})) for entry in entries]
 
 
-def ids_hash(questions: Sequence[Question]) -> str:
-    """Hash of the questions' ids, in order."""
-    digest = hashlib.sha256()
-    for question in questions:
-        digest.update(question.id.encode("utf-8", "backslashreplace") + b"\n")
-    return digest.hexdigest()[:16]
-
-
 def _entries(config: RunConfig) -> list[str]:
     """The sets as they were asked for; ``all`` stands for those of the papers."""
     return [name for entry in config.eval.sets for name in (PAPER_SETS if entry == "all" else (entry,))]
@@ -105,7 +97,8 @@ def _own(config: RunConfig) -> EvalSet:
     path = questions_file(name)
     found = read_questions(path, limit=_whole(config.eval.limit, config))
     kept = _subset(found.questions, config.eval.limit, config, path.stem)
-    data = {"dataset": path.stem, "split": "", "sha256": found.sha256, "file": path.name}
+    dataset = path.parent.name if path.stem == "questions" else path.stem
+    data = {"dataset": dataset, "split": "", "sha256": found.sha256, "file": path.name}
     return EvalSet("", _with(config, {}, None), Path(name), kept, _about(data, kept))
 
 
