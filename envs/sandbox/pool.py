@@ -178,7 +178,7 @@ class Pool:
         for interpreter in oldest:
             if interpreter.sandbox.lock.acquire(blocking=False):
                 self._forget(interpreter)
-                interpreter.close()
+                interpreter.close(wait=False)
                 _tidy(interpreter.sandbox)
                 interpreter.sandbox.lock.release()
 
