@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, get_args, runtime_checkable
@@ -17,6 +18,9 @@ __all__ = ["NO_GOLD", "AnswerChecker", "Ballot", "Checker", "RuleChecker", "Spoi
 
 NO_GOLD = "no_gold"
 """The kind of failure where the question's data do not say what a rule would compare with."""
+
+
+_TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class RuleChecker:
 
     @property
     def fingerprint(self) -> str:
-        return f"rule-{self.gold}"
+        return f"rule-{self.gold}-2"
 
     def content(self, finished: Finished) -> str:
         return repr((getattr(finished.task, "metadata", None), call_turns(finished)))
@@ -114,7 +118,8 @@ def _covers(step: Mapping[str, object], turns: Sequence[CallTurn], found: set[st
         return str(step["supporting_id"]) in found
     if "tool" not in step or not str(step.get("answer", "")):
         return None
-    results = (turn.result for turn in turns if any(call.tool == step["tool"] for call in turn.calls))
+    # A number that stands next to a tag of the observation would not be a token of its own.
+    results = (_TAG.sub(" ", turn.result) for turn in turns if any(call.tool == step["tool"] for call in turn.calls))
     return any(metrics.sub_exact_match(r, str(step["answer"]), normalizer="unicode") for r in results)
 
 

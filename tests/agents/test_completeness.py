@@ -477,3 +477,21 @@ def test_corrections_may_be_penalised_instead() -> None:
     other = ended(invalid("no_action"), format_valid=False, format_reason="corrected:no_action")
     broken = ended(format_valid=False, format_reason="unexpected_text:start")
     assert rewards(scorer, bad, other, broken) == [0.9, -1.0, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("result", "complete"),
+    [
+        ("<information> 42</information> No search is left .", True),
+        ("<information>42</information>", True),
+        ("<result>\n42\n</result>", True),
+        ("<information> -42</information>", False),
+        ("<information>1042</information>", False),
+    ],
+)
+def test_result_of_a_tool_is_read_without_the_tags_of_the_observation(result: str, complete: bool) -> None:
+    task = Question("q", "?", ("42",), FrozenDict({"steps": [{"tool": "python", "answer": "42"}]}))
+    calls = FrozenDict({"calls": [{"tool": "python", "argument": "6*7"}]})
+    turn = FinishedTurn("<python> 6*7 </python>", "python", result, calls)
+    finished = Finished(task, "?", (turn,), "answered", None, 0.0, None, FrozenDict())
+    assert RuleChecker().vote([Ballot(finished, 0)]) == [Vote(complete)]
