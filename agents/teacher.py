@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from turntree.agents.scorer import Finished, FinishedTurn
 from turntree.envs.core import Action, Pending, Step, ToolFailure, ToolResult
 from turntree.envs.grammar.planner import DONE
-from turntree.envs.metrics import exact_match
+from turntree.envs.metrics import Normalizer, exact_match
 from turntree.envs.search_qa import SearchQACore, SearchQAState
 from turntree.envs.task import Question
 from turntree.envs.tools import execute
@@ -128,7 +128,8 @@ def trajectories(
     core: SearchQACore, questions: Sequence[Question], *, teacher: Teacher, seed: int
 ) -> list[Demonstration]:
     """What :func:`play` gives, as plain data."""
-    return [_demonstration(finished) for finished in play(core, questions, teacher=teacher, seed=seed)]
+    played = play(core, questions, teacher=teacher, seed=seed)
+    return [_demonstration(finished, core.normalizer) for finished in played]
 
 
 def play(core: SearchQACore, questions: Sequence[Question], *, teacher: Teacher, seed: int) -> list[Finished]:
@@ -150,11 +151,12 @@ def play(core: SearchQACore, questions: Sequence[Question], *, teacher: Teacher,
     return [episode.finished() for episode in episodes]
 
 
-def _demonstration(finished: Finished) -> Demonstration:
+def _demonstration(finished: Finished, normalizer: Normalizer) -> Demonstration:
     turns = tuple(DemonstrationTurn(turn.text, turn.observation) for turn in finished.turns)
     found = finished.info.get("em")
     # A planner's episode has no answer to compare: what its teacher would have answered is.
-    em = exact_match(finished.answer, finished.task.golden_answers) if found is None else float(found)
+    golds = finished.task.golden_answers
+    em = exact_match(finished.answer, golds, normalizer=normalizer) if found is None else float(found)
     return Demonstration(finished.task.id, finished.prompt, turns, finished.reward, em)
 
 

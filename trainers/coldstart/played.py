@@ -13,6 +13,7 @@ from turntree.agents.completeness import call_turns
 from turntree.agents.scorer import Finished, FinishedTurn
 from turntree.agents.tokenizer import Tokenizer, encode
 from turntree.envs.core import TurnCore
+from turntree.envs.language import normalizer_for
 from turntree.envs.metrics import exact_match
 from turntree.envs.task import FrozenDict, thaw
 from turntree.errors import DataError
@@ -62,7 +63,8 @@ class Played:
         value = finished.reward if name == "reward" else finished.info.get(name)
         golds = getattr(finished.task, "golden_answers", ())
         if name == "em" and value is None and golds and finished.answer is not None:
-            value = exact_match(finished.answer, golds)  # an answer that the environment never saw
+            rule = normalizer_for([finished.task])  # for an answer that the environment never saw
+            value = exact_match(finished.answer, golds, normalizer=rule)
         return float(value) if isinstance(value, (bool, int, float)) else None
 
     def to_json(self, core: TurnCore[Any]) -> dict[str, Any]:
