@@ -45,7 +45,6 @@ class EvalConfig:
     data: str = opt("", "folder in which the sets are looked for, or hub ('' : $TURNTREE_DATA, then the hub).")
     limit: int | None = opt(None, "questions of each set (null: all).")
     subset: str = opt("first", "which ones with limit: first (in file order) or random (by seed, in file order).")
-    normalizer: str = opt("", "answers are compared after squad, unicode, zh or cmrc ('' : the set's own).")
     scorers: list[str] = opt(
         ["unicode"], "further scorers beside: hotpotqa, squad, search_r1, cover, unicode, zh, cmrc, or import paths."
     )

@@ -31,7 +31,7 @@ from turntree.trainers.evaluation.journal import check_facts
 from turntree.trainers.evaluation.modes import (
     Folder,
     closed_book,
-    drop_journals,
+    drop_journal,
     honest_scorer,
     plan_facts,
     play_saved,
@@ -46,6 +46,7 @@ from turntree.trainers.evaluation.summary import breakdown, summarize
 from turntree.trainers.evaluation.table import csv_text, markdown
 from turntree.trainers.evaluation.value import load_valuer
 from turntree.trainers.remote import RemoteBench, remote_bench
+from turntree.trainers.rollout import GrowthPlan
 from turntree.trainers.task import Task, build_task, eval_sampling, provenance
 
 __all__ = ["Scores", "score", "score_sets"]
@@ -131,6 +132,10 @@ class _SetRun:
         self.normalizer: Normalizer = getattr(self.task.core, "normalizer", "squad")
         self.spent_before = asdict(desk.bench.engine.usage) if isinstance(desk.bench, RemoteBench) else {}
         self.document: dict[str, Any] = {}
+        self.played: list[str] = []
+        # Before anything is played, so that options that do not fit cost nothing.
+        self.valuer = self._valuer() if self.config.eval.drawn else None
+        self.plan = tree_plan(self.config, self._vocabulary()) if self.config.eval.tree else None
 
     def run(self) -> dict[str, Any]:
         with ExitStack() as parts:
@@ -170,24 +175,21 @@ class _SetRun:
         options = self.config.eval
         sampling = replace(players.sampling, temperature=options.temperature, top_p=options.top_p)
         drawn = replace(players, sampling=sampling)
-        valuer = self._valuer()
-        flat = self._more("samples", drawn, facts, sample_plan(self.config), valuer)
+        flat = self._more("samples", drawn, facts, sample_plan(self.config))
         if flat is None:
             return
         how = {"temperature": options.temperature, "top_p": options.top_p}
         samples = sample_summary(flat.rows, metric=self.metric, normalizer=self.normalizer, seed=self.config.seed)
         self.document["sampled"] = {**samples, **how}
         self._write()
-        if not options.tree:
+        if self.plan is None:
             return
-        model = getattr(self.desk.bench, "model", None)
-        plan = tree_plan(self.config, model.config.vocab_size if model is not None else None)
         grown = replace(drawn, scorer=honest_scorer(self.config, players.scorer, self.metric))
-        trees = self._more("trees", grown, facts, plan, valuer)
+        trees = self._more("trees", grown, facts, self.plan)
         if trees is None:
             return
         self.document["tree"] = {
-            **plan_facts(plan, self.config),
+            **plan_facts(self.plan, self.config),
             **how,
             **tree_summary(
                 trees.rows,
@@ -199,13 +201,11 @@ class _SetRun:
             ),
         }
 
-    def _more(
-        self, name: str, players: Players, facts: Mapping[str, Any], plan: Any, valuer: Valuer | None
-    ) -> Played | None:
+    def _more(self, name: str, players: Players, facts: Mapping[str, Any], plan: GrowthPlan) -> Played | None:
         """Several trajectories of each question; None where it stopped, and the document says so."""
         about = {**facts, **_how(players), **plan_facts(plan, self.config), "value_head": self.config.eval.value_head}
         marker = self.saved.get("ways", {}).get(name, {})
-        played = self._play(name, self.task, players, about, saved=marker, plan=plan, valuer=valuer)
+        played = self._play(name, self.task, players, about, saved=marker, plan=plan, valuer=self.valuer)
         self.document.setdefault("ways", {})[name] = json.loads(json.dumps(about))
         return None if self._stops(name, played) else played
 
@@ -232,13 +232,13 @@ class _SetRun:
         facts: Mapping[str, Any],
         *,
         saved: Mapping[str, Any],
-        plan: Any = None,
+        plan: GrowthPlan | None = None,
         valuer: Valuer | None = None,
     ) -> Played:
         if saved and self.folder.resume:
             check_facts(saved, facts, folder=self.folder.path)
         stage = f"{self.one.name} {name}".strip() if name != "evaluation" else self.one.name or "evaluate"
-        return play_saved(
+        played = play_saved(
             name,
             task.questions,
             players,
@@ -251,6 +251,8 @@ class _SetRun:
             report=lambda done, total: self.desk.report(stage, done, total),
             keep_partial=self.desk.keep_partial,
         )
+        self.played.append(name)
+        return played
 
     def _stops(self, name: str, played: Played) -> bool:
         if played.stopped:
@@ -312,6 +314,10 @@ class _SetRun:
         )
         return {"passport": made.to_json()}
 
+    def _vocabulary(self) -> int | None:
+        bench = self.desk.bench
+        return None if isinstance(bench, RemoteBench) else int(bench.model.config.vocab_size)
+
     def _valuer(self) -> Valuer | None:
         options, bench = self.config.eval, self.desk.bench
         if options.tree and "scorer" in options.choose and not self.config.reward.scorer:
@@ -360,7 +366,8 @@ class _SetRun:
     def _write(self) -> None:
         self.document = or_null(self.document)
         write_json(self.folder.path / "evaluation.json", self.document)
-        drop_journals(self.folder.path)
+        for name in self.played:
+            drop_journal(self.folder.path, name)
 
 
 def _how(players: Players) -> dict[str, Any]:

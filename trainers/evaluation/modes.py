@@ -80,10 +80,9 @@ def play_saved(
     return played
 
 
-def drop_journals(folder: Path) -> None:
-    """Delete the journals of a folder, once its document says how the rows of its files were made."""
-    for path in folder.glob("*.partial.jsonl"):
-        path.unlink()
+def drop_journal(folder: Path, name: str) -> None:
+    """Delete a journal, once the folder's document says how the rows of ``<name>.jsonl`` were made."""
+    (folder / f"{name}.partial.jsonl").unlink(missing_ok=True)
 
 
 def sample_plan(config: RunConfig) -> GrowthPlan:

@@ -173,6 +173,7 @@ def make_passport(
         "max_turn_tokens": config.sampling.max_turn_tokens,
         "max_context_tokens": config.sampling.max_context_tokens,
         "max_observation_tokens": config.env.max_observation_tokens,
+        "language": config.env.language,
     }
     agent: dict[str, Any] = {"name": config.agent.name, "finisher": config.reward.finisher}
     if config.agent.splits:

@@ -10,13 +10,12 @@ from typing import Any, get_args
 
 from turntree.envs.datasets import DATASETS, dataset_spec, load_dataset_questions, read_questions
 from turntree.envs.datasets.reading import Unanswerable
-from turntree.envs.metrics import Normalizer
 from turntree.envs.task import Question
 from turntree.errors import ConfigError
 from turntree.trainers.config import RunConfig
 from turntree.trainers.eval_config import PAPER_SETS
 from turntree.trainers.evaluation.passport import ids_hash
-from turntree.trainers.options import did_you_mean, one_of
+from turntree.trainers.options import did_you_mean
 from turntree.trainers.seeds import derive_rng
 from turntree.trainers.task import QUESTION_ANSWERING, questions_file
 
@@ -143,25 +142,19 @@ def _subset(questions: Sequence[Question], limit: int | None, config: RunConfig,
     return tuple(questions[i] for i in sorted(places.tolist()))
 
 
-def _with(
-    config: RunConfig, own: Mapping[str, Any], normalizer: Normalizer | None, language: str | None = None
-) -> RunConfig:
+def _with(config: RunConfig, own: Mapping[str, Any], normalizer: str | None, language: str | None = None) -> RunConfig:
     """The configuration with a set's own options, which win over those for all sets."""
-    env, search, agent, options = config.env, config.search, config.agent, config.eval
+    env, search, options = config.env, config.search, config.eval
     if "corpus" in own or "index" in own:
         search = replace(search, corpus=str(own.get("corpus", "")), index=str(own.get("index", "")))
     search = _changed(search, own.get("search"), "search")
     env = _changed(env, own.get("env"), "env")
     if "prompt" in own:
         env = replace(env, prompt=str(own["prompt"]))
-    chosen = own.get("normalizer") or options.normalizer or normalizer
-    if chosen:
-        one_of("eval.normalizer", str(chosen), get_args(Normalizer))
-        env = replace(env, args={"normalizer": str(chosen), **env.args})
-    if wanted := own.get("language") or (language if language != "en" else None):
-        agent = replace(agent, language=str(wanted))
+    env = replace(env, normalizer=str(own.get("normalizer") or env.normalizer or normalizer or ""))
+    env = replace(env, language=str(own.get("language") or (language if env.language == "en" else "") or env.language))
     options = replace(options, scorers=list(own.get("scorers", options.scorers)))
-    return replace(config, env=env, search=search, agent=agent, eval=options)
+    return replace(config, env=env, search=search, eval=options)
 
 
 def _changed(section: Any, own: Mapping[str, Any] | None, name: str) -> Any:

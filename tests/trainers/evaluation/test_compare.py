@@ -133,7 +133,7 @@ def test_texts_hold_both_trajectories() -> None:
     assert "````text\n<answer> y ``` </answer>\n````" in text
     assert "1 questions flipped: B wins 1, B loses 0" in text
     table = list(csv.DictReader(io.StringIO(csv_text(found))))
-    assert [(r["metric"], float(r["difference"])) for r in table][0] == ("em", 0.5)
+    assert (table[0]["metric"], float(table[0]["difference"])) == ("em", 0.5)
     assert to_json(found)["wins"] == [["", "q0"]]
     json.dumps(to_json(found))
 

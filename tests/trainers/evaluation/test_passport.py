@@ -63,7 +63,7 @@ def test_a_run_s_passport_names_what_it_depends_on(make_config: Callable[..., An
     [
         ("search.args.k1=0.5", "search.index"),
         ("search.top_k=2", "search.top_k"),
-        ("env.args.normalizer=unicode", "scoring.normalizer"),
+        ("env.normalizer=unicode", "scoring.normalizer"),
         ("env.max_turns=3", "rules.max_turns"),
         ("sampling.eval_temperature=0.5", "sampling.temperature"),
         ("seed=4", "seed"),
