@@ -11,10 +11,12 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from turntree.envs.worlds import generate_world
+from turntree.envs.grammar.planner import FINISH
+from turntree.envs.worlds import PROFILES, generate_world
 from turntree.envs.worlds.names import Split
+from turntree.envs.worlds.speech import Language
 from turntree.errors import CheckpointError, ConfigError
 from turntree.trainers.atomic import write_json
 from turntree.trainers.build import run_path
@@ -39,6 +41,8 @@ Report = Callable[[str, int, int, str], None]
 #: Options that change no result: they may differ when a comparison goes on.
 _FREE = ("out", "resume", "rltr")
 _FREE_OF_TRAINER = ("threads", "save_every", "keep_checkpoints", "store_sample", "store_max_mb", "check_packed")
+_YEARS = range(1820, 2020)
+"""What the dates of generated worlds are drawn from."""
 _COUNTS = ("generated_tokens", "tool_calls", "trajectories", "updates")
 
 
@@ -121,11 +125,29 @@ class _Bed:
             folder = self.root / "worlds" / split
             if not self.config.env.questions and not (folder / "meta.json").is_file():
                 seed = self.config.seed
-                world = generate_world("quickstart", seed=seed, split=split, entities=entities, questions=questions)
+                world = generate_world(
+                    options.profile,
+                    seed=seed,
+                    split=split,
+                    entities=entities,
+                    questions=questions,
+                    language=self._language,
+                )
                 world.save(folder)
         if not self.config.model.path and not (self.root / "initial-model" / "config.json").is_file():
             head_dim = 32 if self.config.engine.name.startswith("vllm") else None  # of vLLM on CPU
-            write_tiny_model(self.root / "initial-model", seed=self.config.seed, head_dim=head_dim)
+            write_tiny_model(
+                self.root / "initial-model",
+                seed=self.config.seed,
+                head_dim=head_dim,
+                style=PROFILES[options.profile].style,
+                language=self._language,
+                tokens=_tokens(options.profile),
+            )
+
+    @property
+    def _language(self) -> Language:
+        return cast("Language", self.config.env.language)
 
     def _base(self, model: Path | None, out: str) -> RunConfig:
         config = replace(self.config, out=str(self.root / out))
@@ -207,6 +229,12 @@ class _Bed:
         counts = {key: last[f"total/{key}"] for key in _COUNTS}
         chosen = "model" if result.progress.best_step is None else "best-model"
         return result.folder / chosen, {"rl_steps": result.progress.step, **counts}
+
+
+def _tokens(profile: str) -> tuple[str, ...]:
+    """Tags of both agents, and years: copying one token is learnt in minutes, copying four digits is not."""
+    tags = tuple(tag for name in (FINISH, "python") for tag in (f"<{name}>", f"</{name}>"))
+    return (*tags, *map(str, _YEARS)) if profile == "code" else tags
 
 
 def _with_completeness(config: RunConfig) -> RunConfig:
