@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from turntree.agents.models import load_tokenizer
+from turntree.envs.sandbox import probe
 from turntree.errors import CheckpointError, ConfigError
 from turntree.trainers.compose import compose
 from turntree.trainers.rltr import compare_arms
@@ -91,6 +93,7 @@ def test_only_what_an_arm_needs_is_trained(tmp_path: Path) -> None:
         (["rltr.arms=[direct,rlrt]"], "Did you mean 'rltr'"),
         (["rltr.arms=[]"], "expected some of"),
         (["rltr.seeds=0"], "rltr.seeds"),
+        (["rltr.profile=standard"], "rltr.profile"),
     ],
 )
 def test_options_that_do_not_fit(overrides: Sequence[str], message: str) -> None:
@@ -111,3 +114,15 @@ def test_questions_of_one_s_own_need_a_model_and_a_test_set(tmp_path: Path) -> N
 def test_arms_are_asked_for_in_any_order() -> None:
     assert options("rltr.arms=[rltr,direct,rltr]").rltr.chosen == ("direct", "rltr")
     assert options("rltr.cold_start=false").rltr.chosen == ("direct", "rl", "rltr")
+
+
+@pytest.mark.skipif(bool(probe().missing), reason="code cannot be isolated here")
+@pytest.mark.slow
+def test_a_world_of_search_and_code(tmp_path: Path) -> None:
+    found = compare_arms(compose([*SMALL[1:], "experiment=rltr_code", "rltr.arms=[direct,rltr]", f"out={tmp_path}"]))
+    assert found.names == ("direct", "rltr")
+    bed = tmp_path / "seed-0"
+    assert json.loads((bed / "worlds" / "test" / "meta.json").read_text())["config"]["profile"] == "code"
+    tokenizer: Any = load_tokenizer(bed / "initial-model")
+    for text in ("<finish>", "</finish>", "<python>", "</python>", "1820", "2019"):
+        assert len(tokenizer.encode(text, add_special_tokens=False)) == 1, text
