@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,7 @@ class Ask:
 
     ``documents``: what each query's passages are ranked among (/rerank); None where they are searched.
     ``rerank_k``: passages that are left of ``k`` after ranking; None where nothing is ranked.
+    ``ignored``: keys that no published server knows and that were left out of account.
     """
 
     queries: Sequence[str]
@@ -58,10 +60,17 @@ class Ask:
     write: Callable[[Found], Any]
     documents: Found | None = None
     rerank_k: int | None = None
+    ignored: tuple[str, ...] = ()
 
 
 class _Form(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    """Keys of a request. Published servers ignore others, and clients send some (``dataset``, ``collection``)."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return tuple(self.model_extra or ())
 
 
 _K = Field(default=None, ge=1, description="passages for each query (null: the server's default)")
@@ -135,17 +144,24 @@ def retrieve_form(body: bytes, limits: RequestLimits) -> Ask:
         both = _read(RetrieveRerank, value)
         left = both.topk_rerank or limits.default_k
         k = max(_k(both.topk_retrieval, "topk_retrieval", limits), left)
-        return Ask(_queries(both.queries, limits), k, _ranked(both.return_scores, headed=False), rerank_k=left)
+        return Ask(
+            _queries(both.queries, limits),
+            k,
+            _ranked(both.return_scores, headed=False),
+            rerank_k=left,
+            ignored=both.ignored,
+        )
     if "query" in value and "top_k" in value:
         texts = _read(RetrieveTexts, value)
-        return Ask(_queries([texts.query], limits, "query"), _k(texts.top_k, "top_k", limits), _texts)
+        queries, k = _queries([texts.query], limits, "query"), _k(texts.top_k, "top_k", limits)
+        return Ask(queries, k, _texts, ignored=texts.ignored)
     if "query" in value:
         one = _read(RetrieveOne, value)
         queries, k = _queries([one.query], limits, "query"), _k(one.topk, "topk", limits)
-        return Ask(queries, k, _scored if one.return_scores else _bare)
+        return Ask(queries, k, _scored if one.return_scores else _bare, ignored=one.ignored)
     many = _read(Retrieve, value)
     queries, k = _queries(many.queries, limits), _k(many.topk, "topk", limits)
-    return Ask(queries, k, _scored if many.return_scores else _bare)
+    return Ask(queries, k, _scored if many.return_scores else _bare, ignored=many.ignored)
 
 
 def search_form(body: bytes, limits: RequestLimits) -> Ask:
@@ -153,14 +169,16 @@ def search_form(body: bytes, limits: RequestLimits) -> Ask:
     one = _read(Search, _value(body))
     write = _with_scores if one.return_score else _documents
     queries = _queries([one.query], limits, "query")
-    return Ask(queries, _k(one.top_n, "top_n", limits), lambda found: _first(write(found), scores=one.return_score))
+    k = _k(one.top_n, "top_n", limits)
+    return Ask(queries, k, lambda found: _first(write(found), scores=one.return_score), ignored=one.ignored)
 
 
 def batch_search_form(body: bytes, limits: RequestLimits) -> Ask:
     """``POST /batch_search``. Raises :class:`BadRequest`."""
     many = _read(BatchSearch, _value(body))
     queries = _queries(many.query, limits, "query")
-    return Ask(queries, _k(many.top_n, "top_n", limits), _with_scores if many.return_score else _documents)
+    write = _with_scores if many.return_score else _documents
+    return Ask(queries, _k(many.top_n, "top_n", limits), write, ignored=many.ignored)
 
 
 def rerank_form(body: bytes, limits: RequestLimits) -> Ask:
@@ -180,7 +198,8 @@ def rerank_form(body: bytes, limits: RequestLimits) -> Ask:
     except ShapeError as error:
         raise BadRequest(str(error), param="documents") from None
     k = _k(asked.rerank_topk, "rerank_topk", limits)
-    return Ask(queries, k, _ranked(asked.return_scores, headed=True), documents=documents, rerank_k=k)
+    write = _ranked(asked.return_scores, headed=True)
+    return Ask(queries, k, write, documents=documents, rerank_k=k, ignored=asked.ignored)
 
 
 # -- reading ---------------------------------------------------------------------------------------------------
@@ -202,15 +221,30 @@ def _value(body: bytes) -> Mapping[str, Any]:
 
 def _read(form: type[F], value: Mapping[str, Any]) -> F:
     try:
-        return form.model_validate(value)
+        read = form.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         param = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            raise BadRequest(f"unknown key {param!r}; expected {', '.join(form.model_fields)}", param=param) from None
         if first["type"] == "missing":
             raise BadRequest(f"missing key {param!r}, found {', '.join(value) or 'none'}", param=param) from None
         raise BadRequest(f"{param}: {first['msg']}, found {first['input']!r:.60}", param=param) from None
+    wrong = next((key for key in read.ignored if _means_something(key, form)), None)
+    if wrong is not None:
+        raise BadRequest(f"unknown key {wrong!r}; expected {', '.join(form.model_fields)}", param=wrong)
+    return read
+
+
+_COUNTS = ("k", "n", "num", "topn")
+_FORMS = (Retrieve, RetrieveOne, RetrieveTexts, RetrieveRerank, Rerank, Search, BatchSearch)
+_MEANINGFUL = frozenset(_COUNTS) | {name.replace("_", "") for form in _FORMS for name in form.model_fields}
+
+
+def _means_something(key: str, form: type[_Form]) -> bool:
+    """Whether an unknown key is a known one misspelt, or of another form: to ignore it would answer another question
+    than was asked (``top_k`` beside ``queries``: the default number of passages)."""
+    plain = key.lower().replace("_", "").replace("-", "")
+    near = difflib.get_close_matches(plain, [name.replace("_", "") for name in form.model_fields], n=1, cutoff=0.8)
+    return plain in _MEANINGFUL or bool(near)
 
 
 def _queries(queries: Sequence[str], limits: RequestLimits, param: str = "queries") -> Sequence[str]:

@@ -47,6 +47,7 @@ class ServerMetrics:
         self.failed = Counter(
             "turntree_failed_searches", "Searches of the backend that raised, by class.", ("error",), registry=own
         )
+        self.ignored = Counter("turntree_ignored_keys", "Requests with keys that had no effect.", registry=own)
         self.dropped = Counter(
             "turntree_late_results", "Requests that stopped waiting; their results were dropped.", registry=own
         )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from turntree import __version__
 from turntree.errors import ConfigError, MissingExtraError
@@ -35,7 +37,13 @@ try:
 except ImportError as error:  # pragma: no cover
     raise MissingExtraError(f"the search server needs the extra: pip install 'turntree[server]' ({error})") from error
 
-__all__ = ["ServerSettings", "SearchServer", "create_app", "rank"]
+__all__ = ["IGNORED_HEADER", "ServerSettings", "SearchServer", "create_app", "rank"]
+
+IGNORED_HEADER = "turntree-ignored"
+"""Header of an answer to a request with keys that had no effect: their names, percent-encoded."""
+
+_log = logging.getLogger(__name__)
+_KEYS = 20  # that one answer, and the log in all, name
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +142,7 @@ class SearchServer:
             watch=self.metrics.watch,
         )
         self._ranking = asyncio.Semaphore(1)
+        self._told: set[str] = set()
         token = self.settings.token()
         self.app: Any = Guard(
             self._application(),
@@ -195,7 +204,10 @@ class SearchServer:
             except Exception as error:
                 refused = counted(error, self.metrics)
                 return Response(error_body(refused), refused.status, error_headers(refused), "application/json")
-            return Response(body, 200, {FINGERPRINT_HEADER: self.fingerprint}, "application/json")
+            headers = {FINGERPRINT_HEADER: self.fingerprint}
+            if ask.ignored:
+                headers[IGNORED_HEADER] = self._ignored(ask.ignored)
+            return Response(body, 200, headers, "application/json")
 
         return answer
 
@@ -210,6 +222,16 @@ class SearchServer:
             return found
         async with self._ranking:
             return await asyncio.to_thread(self._rank, ask.queries, found, ask.rerank_k)
+
+    def _ignored(self, keys: Sequence[str]) -> str:
+        """Say once for each key in the log, and in every answer, what had no effect. Keys are a stranger's text."""
+        shown = [quote(key[:40].encode("utf-8", "backslashreplace"), safe="") for key in keys[:_KEYS]]
+        new = [key for key in shown if key not in self._told][: max(0, _KEYS - len(self._told))]
+        if new:
+            self._told.update(new)
+            _log.warning("requests bring keys that have no effect here: %s", ", ".join(new))
+        self.metrics.ignored.inc()
+        return ", ".join(shown)
 
     def _rank(self, queries: Sequence[str], found: forms.Found, k: int) -> forms.Found:
         assert self.reranker is not None

@@ -187,6 +187,10 @@ BAD = {
     '{"queries": "a"}': "queries",
     '{"queries": [1]}': "queries.0",
     '{"queries": ["a"], "top_k": 3}': "top_k",
+    '{"queries": ["a"], "k": 3}': "k",
+    '{"queries": ["a"], "return_score": true}': "return_score",
+    '{"queries": ["a"], "returnscores": true}': "returnscores",
+    '{"query": "a", "top_k": 3, "return_scores": true}': "return_scores",
     '{"queries": ["a", "b", "c"]}': "queries",
     '{"query": "0123456789x"}': "query",
     '{"topk": 3}': "queries",
@@ -204,6 +208,31 @@ def test_bad_requests_are_422_and_name_the_key(body: str, search_server: Start) 
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error.get("param", "")) == (422, "invalid_request", BAD[body])
     assert error["message"]
+
+
+def test_keys_that_nobody_knows_have_no_effect_and_are_named(
+    search_server: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients of forks send such keys, and the servers they were written for ignore them."""
+    url = search_server(bm25())
+    body: dict[str, Any] = {"queries": ["capital of France"], "topk": 1}
+    plain = httpx2.post(f"{url}/retrieve", json=body)
+    assert "turntree-ignored" not in plain.headers
+    more = {"dataset": "hotpotqa", "collection": None, "a\r\nset-cookie: 长": 1}
+    for _ in range(2):
+        answer = httpx2.post(f"{url}/retrieve", json=body | more)
+        assert (answer.status_code, answer.content) == (200, plain.content)
+        assert answer.headers["turntree-ignored"] == "dataset, collection, a%0D%0Aset-cookie%3A%20%E9%95%BF"
+        assert "set-cookie" not in answer.headers
+    assert [r.getMessage().count("dataset") for r in caplog.records if "no effect" in r.getMessage()] == [1]
+    assert "turntree_ignored_keys_total 2.0" in httpx2.get(f"{url}/metrics").text
+    for path, form in (
+        ("/search", {"query": "a"}),
+        ("/batch_search", {"query": ["a"]}),
+        ("/retrieve", {"query": "a", "topk": 1}),
+        ("/retrieve", {"query": "a", "top_k": 1}),
+    ):
+        assert httpx2.post(f"{url}{path}", json=form | {"user": "x"}).headers["turntree-ignored"] == "user"
 
 
 # -- security --------------------------------------------------------------------------------------------------
@@ -421,7 +450,7 @@ def test_metrics_info_and_openapi(search_server: Start) -> None:
     page = (Path(__file__).parents[2] / "docs" / "search-server.md").read_text(encoding="utf-8")
     kinds = dict(re.findall(r"^# TYPE (turntree_\w+) (\w+)$", text, re.MULTILINE))
     names = [name for name, kind in kinds.items() if not (kind == "gauge" and name.endswith("_created"))]
-    assert len(names) == 9
+    assert len(names) == 10
     assert not [name for name in names if f"`{name}`" not in page]
     info = httpx2.get(f"{url}/info").json()
     assert (info["server"], info["fingerprint"], info["passages"]) == ("turntree", bm25().fingerprint, 3)
