@@ -72,6 +72,9 @@ _PHRASES: dict[Language, _Phrases] = {
 }
 
 
+_NUMBERS = ("1", "2", "3")
+
+
 @runtime_checkable
 class TurnWriter(Protocol):
     """A grammar that can also write turns; ``TagGrammar`` and its subclasses do."""
@@ -90,6 +93,9 @@ class Teacher:
     relation of the question, or to take another name from the passage; later steps build on it. With both at 0
     the teacher answers correctly wherever the search finds the gold passages and the limits leave room.
     Under a planner's grammar it stops where it would have answered, and answers nothing.
+
+    Where a step has ``options`` (relations that a vague word may mean), going wrong is to take one of the others. Where
+    that finds nothing, which names nobody but the subject, the step is tried again without it.
 
     A thought holds what the last search gave and what is looked up next: ``mentor Kero Bapi . find the college of
     Kero Bapi``. Questions whose metadata say ``language: zh`` are played in Chinese.
@@ -182,7 +188,7 @@ class _Episode:
     """One question being played.
 
     ``beliefs`` maps gold answers of steps to what the teacher took for them; ``finding`` is the newest of these with
-    its relation.
+    its relation; ``tried`` are options of this step that found nothing.
     """
 
     question: Question
@@ -197,6 +203,7 @@ class _Episode:
     finding: str = ""
     answer: str | None = None
     lookup: _Lookup | None = None
+    tried: tuple[str, ...] = ()
     last: Step[SearchQAState] | None = None
 
     def __post_init__(self) -> None:
@@ -238,7 +245,12 @@ class _Episode:
         if not self.answering and self.lookup is not None:
             gold = self.steps[self.searched]["answer"]
             if self.lookup.tool == "search":
-                self.beliefs[gold] = self._read(self.lookup, gold, found)
+                belief = self._read(self.lookup, gold, found)
+                if belief == self.lookup.subject and self._untried():
+                    self.tried = (*self.tried, self.lookup.relation)
+                    self.finding = ""
+                    return
+                self.beliefs[gold], self.tried = belief, ()
             else:
                 self.beliefs[gold] = printed.strip().rpartition("\n")[2]
             relation, belief = self.lookup.relation, self.beliefs[gold]
@@ -278,12 +290,21 @@ class _Episode:
             query = self._believe(step["query"])
             return _Lookup(query, subject=query, relation="", slipped=slipped)
         subject, relation = self._believe(step["subject"]), step["relation"]
-        others = sorted({s["relation"] for s in self.steps if "relation" in s} - {relation})
-        if slipped and others and self.slip.chance(0.5):
-            relation = self.slip.pick(others)
+        if options := self._untried():
+            wrong = [option for option in options if option != relation]
+            slipped = bool(wrong) and (slipped or relation not in options)
+            relation = self.slip.pick(wrong) if slipped else relation
+        else:
+            others = sorted({s["relation"] for s in self.steps if "relation" in s} - {relation})
+            if slipped and others and self.slip.chance(0.5):
+                relation = self.slip.pick(others)
         return _Lookup(
             self.say.query.format(x=subject, r=relation), subject=subject, relation=relation, slipped=slipped
         )
+
+    def _untried(self) -> list[str]:
+        """What the vague word of this step may still mean; nothing where it has none."""
+        return [option for option in self.steps[self.searched].get("options", ()) if option not in self.tried]
 
     def _planned(self, lookup: _Lookup) -> str:
         """The next call as a thought."""
@@ -304,7 +325,7 @@ class _Episode:
         The gold answer, unless it slips or is on a wrong trail; then a name that the first passage gives for the
         relation, or any other name in it, or the subject itself where there is none.
         """
-        if not lookup.slipped and any(gold in f"{p.title}\n{p.text}" for p in found):
+        if not lookup.slipped and self._tells(self.steps[self.searched], gold, found):
             return gold
         text = found[0].text if found else ""
         wanted = self.say.wanted.format(r=lookup.relation)
@@ -315,6 +336,14 @@ class _Episode:
                 return self.slip.pick(names)
         return lookup.subject
 
+    @staticmethod
+    def _tells(step: Mapping[str, Any], gold: str, found: Sequence[Passage]) -> bool:
+        """Whether all that the answer consists of was found; or the passage that should tell it, but does not."""
+        if step.get("missing"):
+            return any(p.id == step.get("supporting_id") for p in found)
+        texts = [f"{p.title}\n{p.text}" for p in found]
+        return all(any(part in text for text in texts) for part in step.get("parts", (gold,)))
+
     def _answer(self) -> str:
         """The right answer after a clean run; otherwise what was found last, or a guess."""
         clean = self.searched == len(self.steps) and all(gold == belief for gold, belief in self.beliefs.items())
@@ -323,6 +352,10 @@ class _Episode:
         kind = self.question.metadata.get("type")
         if kind == "yes_no":
             return self.slip.pick(self.say.guesses)
+        if kind == "count":
+            return self.slip.pick(_NUMBERS)
+        if kind == "intersection" and len(self.beliefs) == 2:
+            return next(iter(self.beliefs.values()))  # the second belief is a name of the question
         if kind == "comparison" or not self.beliefs:
             return self.slip.pick([self._believe(s.get("subject", s["query"])) for s in self.steps])
         return list(self.beliefs.values())[-1]

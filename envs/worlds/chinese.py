@@ -103,6 +103,11 @@ CHINESE = Speech(
     lecture="{t}是为纪念{s}而举办的年度活动，最近的几讲谈到了{a}和{b}。",
     units={"difference": ("{n}年",), "age": ("{n}岁",)},
     numerals="〇一二三四五六七八九",
+    both="和",
+    loosely="{p}是{o}。",
+    unknown=("不知道", "未知", "无法确定", "无法回答", "不清楚"),
+    counts={1: ("一", "1个", "一个"), 2: ("二", "两", "2个", "两个"), 3: ("三", "3个", "三个")},
+    vague={"leader": "首领", "seat": "所在", "partner": "伙伴"},
 )
 
 _SHORT_FRAMES: dict[Templates, Frames] = {
@@ -134,6 +139,10 @@ _PROSE_FRAMES: dict[Templates, Frames] = {
         what=("{np}是什么？", "{np}叫什么？", "请查出{np}的名称。"),
         yes_no=("{a}和{b}的{r}相同吗？", "{a}的{r}同时也是{b}的{r}吗？"),
         comparison=("{a}与{b}，哪一个的{r}更早？", "在{a}和{b}之中，{r}较早的是哪一个？"),
+        both=("{r}是{a}且{q}是{b}的{k}", "以{a}为{r}、以{b}为{q}的{k}"),
+        count=("有多少个以{a}为{r}？", "{a}是几个的{r}？"),
+        current=("如今{np}叫什么？", "请查出现在的{np}。"),
+        as_of=("在{y}年，{np}叫什么？", "请查出{y}年时的{np}。"),
         code={
             "difference": ("{a}和{b}相差多少年？", "从{a}到{b}，两者相隔几年？"),
             "sum": ("{a}与{b}之和是多少？", "把{a}和{b}相加，得多少？"),
@@ -145,6 +154,10 @@ _PROSE_FRAMES: dict[Templates, Frames] = {
         what=("请指出{np}。", "人们把{np}称作什么？"),
         yes_no=("{a}是否与{b}有同一个{r}？", "{a}和{b}的{r}是不是一样？"),
         comparison=("比较{a}与{b}：谁的{r}在先？",),
+        both=("同时以{a}作{r}、以{b}作{q}的那个{k}",),
+        count=("数一数，{r}为{a}的共有多少？",),
+        current=("按最新的记录，请指出{np}。",),
+        as_of=("按{y}年的记录，请指出{np}。",),
         code={
             "difference": ("{a}与{b}之间隔了多少年？",),
             "sum": ("{a}加上{b}等于多少？",),
@@ -197,8 +210,12 @@ CHINESE_STYLES: dict[StyleName, Style] = {
         former="以前的{r}是{o}。",
         mention="常与{o}相提并论。",
         year="{r}：{o}年（{c}年）。",
+        inverse="{o}是{s}的{r}。",
+        as_of="截至{y}年，{s}的{r}是{o}。",
         frames=_PROSE_FRAMES,
         prose=True,
         speech=CHINESE,
     ),
 }
+CHINESE_STYLES["articles"] = replace(CHINESE_STYLES["prose"], loose=0.45, sections=3, aside="有关{x}的记述也会提到。")
+CHINESE_STYLES["vague"] = replace(_SHORT, shared_names=0.6, vague=True, nothing="找不到{s}的{r}。")

@@ -18,7 +18,7 @@ _AGENT_WORDS: dict[Language, tuple[str, ...]] = {
 }
 _COMPUTING: dict[Language, str] = {"en": "+ - compute result", "zh": "+ - 计算 结果"}
 # The words of the short Chinese templates, which are written without blanks.
-_CHINESE = "请|告诉|我|你|想|知道|吗|谁|什么|叫|名字|相同|也|和|在|以前|常|一起|出现|多少|年|岁|相差|[。？]"
+_CHINESE = "请|告诉|我|你|想|知道|吗|谁|什么|叫|名字|相同|也|和|在|以前|常|一起|出现|多少|年|岁|相差|找不到|[。？]"
 
 
 def style_of(name: StyleName, language: Language = "en") -> Style:
@@ -31,7 +31,7 @@ def lexicon(style: StyleName = "short", language: Language = "en") -> tuple[list
 
     A text of such a world splits at blanks (Chinese: anywhere) into these words and into names, whose words are two
     syllables each; of the ``dated`` style also into numbers, whose digits are words here, as are the signs that a
-    computation needs.
+    computation needs. The ``vague`` style adds the words that stand for several relations.
     """
     used = style_of(style, language)
     speech = used.speech
@@ -43,6 +43,8 @@ def lexicon(style: StyleName = "short", language: Language = "en") -> tuple[list
     words = {w for text in texts for w in _words(text, language)}
     if used.year:
         words.update(*(y.split() for y in speech.years.values()), _DIGITS, _COMPUTING[language].split())
+    if used.vague:
+        words.update(speech.vague.values(), _words(used.nothing, language))
     words.update(_AGENT_WORDS[language], speech.kinds.values(), speech.relations.values())
     return sorted(words), sorted(used.inventory.syllables)
 

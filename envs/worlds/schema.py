@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["RELATIONS", "SHARES", "YEARS", "Relation", "relation", "relations_of"]
+__all__ = ["RELATIONS", "SHARES", "VAGUE", "YEARS", "Relation", "relation", "relations_of", "vague_group"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,19 @@ RELATIONS = tuple(
 )
 
 
+# Words that stand for one relation of each type of entity. Which one is meant takes to know what the entity is.
+VAGUE = {
+    "leader": ("mentor", "mayor", "ruler", "founder", "director", "author", "principal", "coach"),
+    "seat": ("hometown", "nation", "capital", "base", "studio", "setting", "site", "home"),
+    "partner": ("employer", "twin", "ally", "owner", "star", "publisher", "rival", "sponsor"),
+}
+
+
+def vague_group(word: str) -> str:
+    """The vague word for a relation; raises ``KeyError`` where there is none."""
+    return _GROUPS[word]
+
+
 def relations_of(kind: str) -> tuple[Relation, ...]:
     """The relations whose subject is of this type."""
     return _BY_SUBJECT[kind]
@@ -90,3 +103,4 @@ def relation(word: str) -> Relation:
 
 _BY_WORD = {r.word: r for r in RELATIONS}
 _BY_SUBJECT = {kind: tuple(r for r in RELATIONS if r.subject == kind) for kind in SHARES}
+_GROUPS = {word: group for group, words in VAGUE.items() for word in words}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turntree.envs.worlds.schema import RELATIONS, SHARES, YEARS
+from turntree.envs.worlds.schema import RELATIONS, SHARES, VAGUE, YEARS
 
 __all__ = ["ENGLISH", "Language", "Speech"]
 
@@ -21,7 +21,9 @@ class Speech:
     ``relations`` and ``years`` name what is known of an entity; ``sentences`` states a relation in prose, and
     ``paraphrases`` asks for it in test questions. Templates: ``of`` joins a relation ``{r}`` and its subject ``{x}`` in
     questions, ``query`` in searches; ``named`` puts the type before a name; ``also`` gives an alias; ``gap`` stands
-    between sentences. ``yes`` and ``no`` are the accepted answers, ``units`` what may follow a computed number ``{n}``.
+    between sentences, ``both`` between names, and ``loosely`` states that a paraphrase ``{p}`` is ``{o}``.
+    ``yes``, ``no`` and ``unknown`` (the refusal) are the accepted answers, ``units`` what may follow a computed number
+    ``{n}``, ``counts`` other ways to write a small number. ``vague`` has the words that stand for several relations.
     """
 
     language: Language
@@ -42,6 +44,18 @@ class Speech:
     lecture: str
     units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     numerals: str = "0123456789"
+    both: str = " and "
+    loosely: str = "{p} is {o}."
+    unknown: tuple[str, ...] = (
+        "unknown",
+        "not known",
+        "unanswerable",
+        "it is unknown",
+        "I do not know",
+        "I don't know",
+    )
+    counts: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    vague: Mapping[str, str] = field(default_factory=dict)
 
     def spoken(self, word: str) -> str:
         """A relation, or the date of an entity type, of the schema in this language."""
@@ -72,4 +86,6 @@ ENGLISH = Speech(
     no=("no",),
     lecture_title="{s} Lecture",
     lecture="The {t} is an annual event in memory of {s}. Recent talks were about {a} and {b}.",
+    counts={1: ("one",), 2: ("two",), 3: ("three",)},
+    vague={group: group for group in VAGUE},
 )

@@ -10,14 +10,18 @@ from typing import get_args
 
 from turntree.envs.datasets import load_questions, save_questions
 from turntree.envs.task import FrozenDict, Question, thaw
-from turntree.envs.worlds.facts import Entity, Facts, apportion, make_facts
+from turntree.envs.worlds.drawing import draw_forms
+from turntree.envs.worlds.facts import Entity, Facts, Telltale, apportion, make_facts
+from turntree.envs.worlds.forms import Form, Lookup, computation_of, evaluate, steps_of
 from turntree.envs.worlds.languages import style_of
 from turntree.envs.worlds.names import Split, draw_pairs
-from turntree.envs.worlds.questions import Form, Kind, computation_of, draw_forms, evaluate, steps_of, word
-from turntree.envs.worlds.schema import SHARES
+from turntree.envs.worlds.profiles import PROFILES, WorldConfig
+from turntree.envs.worlds.schema import SHARES, VAGUE, relation, vague_group
 from turntree.envs.worlds.speech import Language, Speech
 from turntree.envs.worlds.stream import Stream
-from turntree.envs.worlds.styles import STYLES, Style, StyleName, Templates
+from turntree.envs.worlds.styles import Style, Templates
+from turntree.envs.worlds.variations import vary
+from turntree.envs.worlds.wording import word
 from turntree.errors import ConfigError, DataError
 from turntree.search_backend.corpus import load_corpus, save_corpus
 from turntree.search_backend.passage import Passage
@@ -25,92 +29,11 @@ from turntree.search_backend.passage import Passage
 __all__ = ["PROFILES", "World", "WorldConfig", "generate_world", "load_world"]
 
 _FORMAT = 1
-_FEWEST_ENTITIES = 60
+# In worlds of vague questions: how many wrong guesses a turn are seen to be wrong.
+_FOUND_NOTHING = 2
+# Fields that came later: where they are not used they stay out of the meta data, and old worlds keep their bytes.
+_LATER: dict[str, object] = {"language": "en", "inverse": 0, "withheld": 0, "stale": 0, "asides": 0}
 _FIRST_YEAR, _YEARS = 1820, 200
-
-
-@dataclass(frozen=True, slots=True)
-class WorldConfig:
-    """Size and kind of a world.
-
-    ``mix`` rows are (kind, hops, weight): ``hops`` counts gold steps, weights are relative. ``lectures`` is the
-    percentage of entities that get one more passage, which names them in its title but states none of their relations.
-    ``language``: in which names, passages and questions are written, ``en`` or ``zh``.
-    """
-
-    profile: str
-    style: StyleName
-    entities: int
-    questions: int
-    mix: tuple[tuple[Kind, int, int], ...]
-    lectures: int = 0
-    language: Language = "en"
-
-    def __post_init__(self) -> None:
-        if self.style not in STYLES:
-            raise ConfigError(f"expected a style of {sorted(STYLES)}, found {self.style!r}")
-        if self.language not in get_args(Language):
-            raise ConfigError(f"expected a language of {get_args(Language)}, found {self.language!r}")
-        if unknown := {kind for kind, *_ in self.mix} - set(get_args(Kind)):
-            raise ConfigError(f"expected question kinds of {get_args(Kind)}, found {sorted(unknown)}")
-        if self.entities < _FEWEST_ENTITIES:
-            raise ConfigError(f"expected at least {_FEWEST_ENTITIES} entities, found {self.entities}")
-        if self.questions < 0 or not self.mix or any(w < 0 for *_, w in self.mix) or not any(w for *_, w in self.mix):
-            raise ConfigError(f"expected questions >= 0 and positive weights, found {self.questions} and {self.mix}")
-        if any(hops < 1 for _, hops, _ in self.mix):
-            raise ConfigError(f"expected at least one hop, found {self.mix}")
-        frames = style_of(self.style, self.language).frames["train"]
-        if not frames.comparison and any(kind == "comparison" for kind, *_ in self.mix):
-            raise ConfigError(
-                f"the {self.style} style tells no dates to compare; use style 'prose' for comparison questions"
-            )
-        if not frames.code and any(kind == "code" for kind, *_ in self.mix):
-            raise ConfigError(
-                f"the {self.style} style tells no numbers; use style 'dated' or 'prose' for code questions"
-            )
-
-
-PROFILES = {
-    "quickstart": WorldConfig(
-        profile="quickstart",
-        style="short",
-        entities=180,
-        questions=2000,
-        mix=(("chain", 1, 15), ("chain", 2, 50), ("chain", 3, 20), ("yes_no", 2, 15)),
-    ),
-    "standard": WorldConfig(
-        profile="standard",
-        style="prose",
-        entities=3000,
-        questions=1000,
-        mix=(
-            ("chain", 1, 10),
-            ("chain", 2, 30),
-            ("chain", 3, 20),
-            ("chain", 4, 10),
-            ("comparison", 2, 10),
-            ("comparison", 4, 5),
-            ("yes_no", 2, 10),
-            ("yes_no", 4, 5),
-        ),
-        lectures=10,
-    ),
-    "code": WorldConfig(
-        profile="code",
-        style="dated",
-        entities=180,
-        questions=2000,
-        mix=(("chain", 1, 10), ("chain", 2, 25), ("yes_no", 2, 5), ("code", 2, 60)),
-    ),
-    "code_prose": WorldConfig(
-        profile="code_prose",
-        style="prose",
-        entities=3000,
-        questions=1000,
-        mix=(("chain", 1, 10), ("chain", 2, 25), ("comparison", 2, 10), ("code", 2, 35), ("code", 4, 20)),
-        lectures=10,
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -160,10 +83,12 @@ def generate_world(
     training; it is the default for ``split="test"``. ``entities``, ``questions`` and ``language`` (``en`` or
     ``zh``) override the profile's.
 
-    Each question carries in ``metadata``: ``hops`` (its searches), ``type`` (``chain``, ``comparison``, ``yes_no``,
-    ``code``), ``supporting_ids`` and ``steps`` (``query``, ``supporting_id``, ``answer``, and the query's parts
-    ``subject`` and ``relation``). The last step of a code question is ``{"tool": "python", "query": code, "answer"}``,
-    and ``operation`` says what is computed. Questions in another language than English say so in ``language``. Raises
+    Each question carries in ``metadata``: ``hops`` (its searches), ``type`` (a :data:`Kind`), ``supporting_ids`` and
+    ``steps`` (``query``, ``supporting_id``, ``answer``, and the query's parts ``subject`` and ``relation``). The last
+    step of a code question is ``{"tool": "python", "query": code, "answer"}``, and ``operation`` says what is computed.
+    A step that several passages answer has ``supporting_ids`` and ``parts`` (of the answer), one whose passage does not
+    tell is ``missing``, and ``options`` are the relations that a vague word may mean. ``year`` of a ``stale`` question
+    is that asked for, None for now. Questions in another language than English say so in ``language``. Raises
     :class:`ConfigError` for sizes that the world cannot hold.
     """
     config = _resize(_profile(profile), entities, questions, language)
@@ -175,6 +100,14 @@ def generate_world(
     # The number of questions is no part of the key: it changes the questions only, never the corpus.
     key = (config.profile, config.style, config.entities, split, seed, *_foreign(config))
     facts = make_facts(_entities(config, split, Stream("names", *key)), stream=Stream("facts", *key))
+    facts = vary(
+        facts,
+        inverse=config.inverse,
+        withheld=config.withheld,
+        stale=config.stale,
+        asides=config.asides,
+        stream=Stream("variations", *key),
+    )
     prefix = "-".join((config.profile, *_foreign(config), split, str(seed)))
     style = style_of(config.style, config.language)
     passages, stated = _passages(facts, config, prefix, Stream("texts", *key))
@@ -187,7 +120,7 @@ def generate_world(
             facts,
             stated,
             word(form, facts=facts, style=style, templates=templates, stream=wording),
-            style.speech,
+            style,
         )
         for i, form in enumerate(forms)
     ]
@@ -209,8 +142,7 @@ def _foreign(config: WorldConfig) -> tuple[str, ...]:
 
 
 def _described(config: WorldConfig) -> dict[str, object]:
-    described = asdict(config)
-    return described if _foreign(config) else {name: value for name, value in described.items() if name != "language"}
+    return {name: value for name, value in asdict(config).items() if name not in _LATER or value != _LATER[name]}
 
 
 def _resize(config: WorldConfig, entities: int | None, questions: int | None, language: Language | None) -> WorldConfig:
@@ -242,11 +174,11 @@ def _entity(index: int, kind: str, pair: tuple[str, str], style: Style, stream: 
 
 def _passages(
     facts: Facts, config: WorldConfig, prefix: str, stream: Stream
-) -> tuple[list[Passage], dict[tuple[int, str], str]]:
-    """All passages, lectures last, and the id of the passage that states each (entity number, relation)."""
+) -> tuple[list[Passage], dict[Telltale, str]]:
+    """All passages, lectures last, and the id of the passage that states each fact."""
     style = style_of(config.style, config.language)
     passages: list[Passage] = []
-    stated: dict[tuple[int, str], str] = {}
+    stated: dict[Telltale, str] = {}
 
     def add(title: str, text: str) -> str:
         passages.append(Passage(f"{prefix}-p{len(passages):05d}", title, text))
@@ -255,10 +187,32 @@ def _passages(
     for entity in facts.entities:
         for told in style.passages(entity, facts, stream):
             id = add(entity.name, told.text)
-            stated |= {(entity.index, word): id for word in told.stated}
+            stated |= dict.fromkeys(told.stated, id)
+    if style.nothing:
+        for name, spoken, end in _leads(facts, stream):
+            template = style.fact if end else style.nothing
+            add(name, template.format(s=name, r=style.speech.relations[spoken], o=end))
     for entity in stream.sample(facts.entities, len(facts.entities) * config.lectures // 100):
         add(*_lecture(entity, facts.entities, style.speech, stream))
     return passages, stated
+
+
+def _leads(facts: Facts, stream: Stream) -> list[tuple[str, str, str]]:
+    """Of each name the relations of :data:`VAGUE` that nobody in the world has under it, with what is told of them.
+
+    Of each vague word nothing is told of two relations, where there are as many. The others lead to some entity of the
+    right type: they are told of somebody else of this name, whom no question is about.
+    """
+    known = {(entity.name, word) for entity in facts.entities for word in facts.objects[entity.index]}
+    kinds = {kind: [e.name for e in facts.entities if e.kind == kind] for kind in SHARES}
+    leads: list[tuple[str, str, str]] = []
+    for name in dict.fromkeys(entity.name for entity in facts.entities):
+        for words in VAGUE.values():
+            unknown = stream.sample([w for w in words if (name, w) not in known], len(words))
+            for i, w in enumerate(unknown):
+                others = [other for other in kinds[relation(w).object] if other != name]
+                leads.append((name, w, "" if i < _FOUND_NOTHING else stream.pick(others)))
+    return leads
 
 
 def _lecture(entity: Entity, entities: Sequence[Entity], speech: Speech, stream: Stream) -> tuple[str, str]:
@@ -268,39 +222,51 @@ def _lecture(entity: Entity, entities: Sequence[Entity], speech: Speech, stream:
 
 
 def _forms(config: WorldConfig, facts: Facts, stream: Stream) -> list[Form]:
+    vague = style_of(config.style, config.language).vague
     counts = apportion(config.questions, [weight for *_, weight in config.mix])
     forms = [
         form
         for (kind, hops, _), n in zip(config.mix, counts)
-        for form in draw_forms(kind, hops, n, facts=facts, stream=stream)
+        for form in draw_forms(kind, hops, n, facts=facts, stream=stream, vague=vague)
     ]
     stream.shuffle(forms)
     return forms
 
 
-def _question(
-    id: str, form: Form, facts: Facts, stated: Mapping[tuple[int, str], str], text: str, speech: Speech
-) -> Question:
-    lookups = [(facts.entities[s.subject].name, speech.spoken(s.word), s) for s in steps_of(form, facts)]
-    steps = [
-        {
-            "query": speech.query.format(x=name, r=relation),
-            "supporting_id": stated[lookup.subject, lookup.word],
-            "answer": lookup.answer,
-            "subject": name,
-            "relation": relation,
-        }
-        for name, relation, lookup in lookups
-    ]
+def _question(id: str, form: Form, facts: Facts, stated: Mapping[Telltale, str], text: str, style: Style) -> Question:
+    speech = style.speech
+    lookups = steps_of(form, facts, speech=speech)
+    steps = [_step(lookup, facts, stated, style) for lookup in lookups]
     metadata: dict[str, object] = {} if speech.language == "en" else {"language": speech.language}
     metadata |= {
         "type": form.kind,
         "hops": len(steps),
-        "supporting_ids": list(dict.fromkeys(s["supporting_id"] for s in steps)),
+        "supporting_ids": list(dict.fromkeys(stated[fact] for lookup in lookups for fact in lookup.sources)),
         "steps": steps,
     }
+    if form.kind == "stale":
+        metadata["year"] = form.year or None
     computation = computation_of(form, facts)
     if computation is not None:
         steps.append({"tool": "python", "query": computation.code, "answer": computation.answer})
         metadata["operation"] = form.operation
     return Question(id, text, evaluate(form, facts, speech=speech), FrozenDict(metadata))
+
+
+def _step(lookup: Lookup, facts: Facts, stated: Mapping[Telltale, str], style: Style) -> dict[str, object]:
+    name, spoken = facts.entities[lookup.subject].name, style.speech.spoken(lookup.word)
+    step: dict[str, object] = {
+        "query": style.speech.query.format(x=name, r=spoken),
+        "supporting_id": stated[lookup.sources[0]],
+        "answer": lookup.answer,
+        "subject": name,
+        "relation": spoken,
+    }
+    if lookup.parts:
+        step["supporting_ids"] = list(dict.fromkeys(stated[fact] for fact in lookup.sources))
+        step["parts"] = list(lookup.parts)
+    if lookup.missing:
+        step["missing"] = True
+    if style.vague:
+        step["options"] = [style.speech.relations[w] for w in VAGUE[vague_group(lookup.word)]]
+    return step
