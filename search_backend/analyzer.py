@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import sys
 import tempfile
@@ -52,9 +53,11 @@ class BM25Settings:
     segmenter: str = "bigrams"
 
     def __post_init__(self) -> None:
-        numbers = all(isinstance(value, (int, float)) for value in (self.k1, self.b))
-        if not (numbers and self.k1 >= 0 and 0 <= self.b <= 1):
+        numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (self.k1, self.b))
+        if not (numbers and 0 <= self.k1 < math.inf and 0 <= self.b <= 1):
             raise ConfigError(f"BM25: expected k1 >= 0 and 0 <= b <= 1, found k1={self.k1!r}, b={self.b!r}")
+        if not isinstance(self.stop_words, bool):
+            raise ConfigError(f"BM25: expected stop_words true or false, found {self.stop_words!r}")
         if self.segmenter not in _SEGMENTERS:
             raise ConfigError(f"BM25: expected a segmenter of {list(_SEGMENTERS)}, found {self.segmenter!r}")
 

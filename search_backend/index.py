@@ -33,6 +33,7 @@ __all__ = [
     "open_index",
     "open_store",
     "read_manifest",
+    "survey_corpus",
     "total_estimate",
 ]
 
@@ -89,6 +90,9 @@ class IndexKind(Protocol):
         ...
 
 
+_METHODS = ("settings", "estimate", "alternatives", "build", "open", "packages")
+
+
 def find_kind(kind: str) -> IndexKind:
     """The kind with this name, or at this import path ``module:object``. Raises :class:`ConfigError`."""
     path = KINDS.get(kind, kind)
@@ -99,6 +103,9 @@ def find_kind(kind: str) -> IndexKind:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"kind={kind!r}: expected an index kind at {path}, found {error}") from error
+    missing = [method for method in _METHODS if not callable(getattr(found, method, None))]
+    if missing:
+        raise ConfigError(f"kind={kind!r}: expected an index kind at {path}, found {found!r:.60} without {missing}")
     return cast("IndexKind", found)
 
 
@@ -114,9 +121,14 @@ def estimate_index(
     corpus: str | Path | CorpusStore, *, kind: str, options: Mapping[str, Any] | None = None
 ) -> Estimate:
     """What an index of ``corpus`` needs, its corpus store included where that is not there yet."""
-    about = survey(corpus)
+    about = survey_corpus(corpus)
     found = find_kind(kind)
     return total_estimate(found, about, found.settings(options or {}))
+
+
+def survey_corpus(corpus: str | Path | CorpusStore) -> Survey:
+    """As :func:`survey`, also of the folder of an index, whose store an index of it would share."""
+    return survey(corpus if isinstance(corpus, CorpusStore) or not is_index(corpus) else open_store(corpus))
 
 
 def total_estimate(kind: IndexKind, about: Survey, settings: Mapping[str, Any]) -> Estimate:
@@ -286,6 +298,10 @@ def _version(name: str) -> str:
 # -- open -----------------------------------------------------------------------------------------------------
 
 
+_PARTS = {"kind": str, "settings": dict, "built": dict, "corpus": dict, "files": dict, "versions": dict}
+_CORPUS_PARTS = {"path", "fingerprint", "passages"}
+
+
 def read_manifest(folder: str | Path) -> dict[str, Any]:
     """The manifest of an index folder. Raises :class:`SearchIndexError` where there is none of this format."""
     path = Path(folder)
@@ -297,6 +313,14 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         raise SearchIndexError(
             f"{path}: expected an index of format {_FORMAT}, found {manifest.get('format')!r}; build it again with "
             f"this version of turntree"
+        )
+    wrong = [name for name, kind in _PARTS.items() if not isinstance(manifest.get(name), kind)]
+    if not wrong and not manifest["corpus"].keys() >= _CORPUS_PARTS:
+        wrong = ["corpus"]
+    if wrong:
+        raise SearchIndexError(
+            f"{path / _MANIFEST}: expected the manifest of an index, found it without a valid {wrong[0]!r}; build the "
+            "index again"
         )
     return manifest
 

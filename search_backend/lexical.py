@@ -170,7 +170,7 @@ class BM25Kind:
         unknown = next((name for name in options if name not in ("engine", "threads")), None)
         if unknown is not None:
             raise ConfigError(f"a bm25 index has no search option {unknown!r}; expected engine or threads")
-        return MappedBM25(store, folder, BM25Settings(**manifest["settings"]), **options)
+        return MappedBM25(store, folder, BM25Settings(**self.settings(manifest["settings"])), **options)
 
 
 def _workers(passages: int) -> int:

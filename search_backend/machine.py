@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from pathlib import Path
@@ -45,9 +46,13 @@ def parse_bytes(text: str) -> int:
     number = text.strip().rstrip("BbKkMmGgTtIi ")
     unit = text.strip()[len(number) :].strip().upper().replace("I", "")
     unit = f"{unit}B" if unit in ("K", "M", "G", "T") else unit
-    if unit not in _UNITS or not float(number) > 0:
+    try:
+        size = float(number) * _UNITS[unit]
+    except (KeyError, ValueError):
+        size = 0.0
+    if not 0 < size < math.inf:
         raise ValueError(f"expected a size such as 8GB or 500MB, found {text!r}")
-    return int(float(number) * _UNITS[unit])
+    return int(size)
 
 
 def _meminfo(name: str) -> int | None:

@@ -35,6 +35,7 @@ Progress = Callable[[str, int, int, str], None]
 _FORMAT = 1
 _CHUNK = 4096  # passages between two checkpoints; part of the fingerprint's definition
 _META, _STATE = "store.json", "building.json"
+_META_PARTS = ("passages", "bytes", "fingerprint", "first_id", "source")
 _RECORDS, _ENDS, _PARTS, _HASHES = "records.bin", "ends.bin", "parts.bin", "hashes.bin"
 
 
@@ -62,6 +63,11 @@ class CorpusStore(Sequence[Passage]):
             raise SearchIndexError(
                 f"{self.folder}: expected a corpus store of format {_FORMAT}, found {meta.get('format')!r}; build it "
                 f"again with this version of turntree"
+            )
+        lost = [name for name in _META_PARTS if name not in meta]
+        if lost:
+            raise SearchIndexError(
+                f"{self.folder / _META}: expected a corpus store, found it without {lost[0]!r}; build it again"
             )
         self._count: int = meta["passages"]
         self._first: int | None = meta["first_id"]
@@ -267,17 +273,27 @@ class _Builder:
         resumed = (self._folder / _STATE).is_file()
         state = _State(source)
         if resumed:
-            state = _State(**read_json(self._folder / _STATE, what="the state of a build"))
+            state = self._resumed()
             self._expect(state.source, source)
         elif any(self._folder.iterdir()):
             raise SearchIndexError(f"expected an empty or new folder, found files in {self._folder}; choose another")
         self.write(read_passages(self._path, Place(state.number, state.offset)), state)
 
+    def _resumed(self) -> _State:
+        path = self._folder / _STATE
+        try:
+            return _State(**read_json(path, what="the state of a build"))
+        except TypeError as error:
+            raise SearchIndexError(
+                f"{path}: expected the state of a build, found another object ({error}); remove {self._folder} and "
+                "build again"
+            ) from error
+
     def _expect(self, found: Any, source: dict[str, Any]) -> None:
         if found != source:
             raise SearchIndexError(
                 f"{self._folder}: expected the corpus {source}, found a store of {found}; choose another folder, or "
-                f"remove this one"
+                f"remove this one (--replace of turntree index build)"
             )
 
     def write(self, rows: Iterable[tuple[Place, Passage]], state: _State | None = None) -> None:
@@ -359,7 +375,7 @@ class _Builder:
         first, again = self._lines(pair)
         raise DataError(
             f"{self._path}, line {again}: expected unique ids, found id {id!r} again (first on line {first}); make "
-            f"the ids unique, and remove {self._folder} before the next build"
+            f"the ids unique, and remove {self._folder} before the next build (or give turntree index build --replace)"
         )
 
     def _lines(self, rows: tuple[int, int]) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from turntree.commands.search import run_index_build, run_index_search
 from turntree.errors import CapacityError, ConfigError, SearchIndexError
 from turntree.search_backend import Passage, save_corpus
 from turntree.search_backend.index import (
@@ -17,6 +18,7 @@ from turntree.search_backend.index import (
     open_index,
     open_store,
     read_manifest,
+    survey_corpus,
 )
 from turntree.search_backend.machine import available_memory, free_disk, human_bytes, parse_bytes
 from turntree.search_backend.selftest import known_items
@@ -163,7 +165,7 @@ def test_sizes_read_and_print() -> None:
         7,
         2 * 10**9,
     ]
-    for bad in ("", "GB", "-1GB", "8 apples", "nan"):
+    for bad in ("lots", "", "GB", "-1GB", "8 apples", "nan"):
         with pytest.raises(ValueError, match=r"expected a size|could not convert"):
             parse_bytes(bad)
     assert human_bytes(12_345_678_901) == "12.3 GB"
@@ -185,3 +187,59 @@ def test_the_self_test_sees_a_stuck_index() -> None:
     assert not result.ok
     assert result.overlap == 1.0
     assert known_items(Stuck(), []).ok  # type: ignore[arg-type]
+
+
+def test_an_index_of_the_corpus_of_another_index_is_estimated_and_built(
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_index(corpus, tmp_path / "first", kind="bm25")
+    assert survey_corpus(tmp_path / "first").passages == 60
+    assert estimate_index(tmp_path / "first", kind="bm25").disk > 0
+    arguments: dict[str, Any] = {"encoder": None, "settings": ("k1=1.5",), "memory_limit": None}
+    flags = dict.fromkeys(("yes", "force", "replace", "dry_run"), False)
+    run_index_build(tmp_path / "first", tmp_path / "second", kind="bm25", **arguments, **flags)
+    assert "corpus: 60 passages" in capsys.readouterr().out
+    assert read_manifest(tmp_path / "second")["corpus"]["path"] == "../first/corpus"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ('"kind": "bm25"', '"kind": 3', "without a valid 'kind'"),
+        ('"corpus": {', '"body": {', "without a valid 'corpus'"),
+        ('"fingerprint"', '"print"', "without a valid 'corpus'"),
+        ('"files": {', '"files": [], "x": {', "without a valid 'files'"),
+        ('"k1": 0.9', '"k9": 0.9', "bm25 has no option 'k9'"),
+        ('"kind": "bm25"', '"kind": "os:path"', "without \\['settings', 'estimate'"),
+    ],
+)
+def test_damaged_manifests_are_typed_errors(tmp_path: Path, corpus: Path, old: str, new: str, error: str) -> None:
+    build_index(corpus, tmp_path / "index", kind="bm25")
+    manifest = tmp_path / "index" / "manifest.json"
+    text = manifest.read_text(encoding="utf-8")
+    assert old in text
+    manifest.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises((SearchIndexError, ConfigError), match=error):
+        open_index(tmp_path / "index")
+
+
+def test_damaged_stores_are_typed_errors(tmp_path: Path, corpus: Path) -> None:
+    CorpusStore.build(corpus, tmp_path / "store")
+    (tmp_path / "store" / "store.json").write_text('{"format": 1}', encoding="utf-8")
+    with pytest.raises(SearchIndexError, match="without 'passages'; build it again"):
+        CorpusStore.open(tmp_path / "store")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "building.json").write_text('{"rows": 1}', encoding="utf-8")
+    with pytest.raises(SearchIndexError, match="expected the state of a build"):
+        CorpusStore.build(corpus, tmp_path / "half")
+
+
+def test_what_no_terminal_can_show_is_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = json.dumps({"id": "a", "title": "\ud83d", "text": "half a pair \ud800 中文 \x00"})
+    (tmp_path / "corpus.jsonl").write_text(row + "\n", encoding="utf-8")
+    build_index(tmp_path / "corpus.jsonl", tmp_path / "index", kind="bm25")
+    run_index_search(tmp_path / "index", ["pair"], k=1, settings=(), as_json=False)
+    assert "half a pair \\ud800 中文" in capsys.readouterr().out
+    run_index_search(tmp_path / "index", ["pair"], k=1, settings=(), as_json=True)
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["passages"][0]["title"] == "\ud83d"

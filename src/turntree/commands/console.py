@@ -23,14 +23,34 @@ from rich.progress import (
 
 from turntree.errors import ConfigError
 
-__all__ = ["Stopped", "argument", "console", "free_path", "resumable", "resume_hint", "say", "silent", "stage_bars"]
+__all__ = [
+    "Stopped",
+    "argument",
+    "console",
+    "free_path",
+    "resumable",
+    "resume_hint",
+    "say",
+    "say_json",
+    "silent",
+    "stage_bars",
+]
 
 console = Console()
 
 
 def say(text: str) -> None:
-    """A line for people: never wrapped, and brackets in paths and overrides are no markup."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    """A line for people: never wrapped, and brackets in paths and overrides are no markup.
+
+    What UTF-8 cannot say (half of a surrogate pair, from somebody's JSON) is escaped, as JSON escapes it.
+    """
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    console.print(shown, markup=False, highlight=False, soft_wrap=True)
+
+
+def say_json(value: Any) -> None:
+    """A JSON document for a program."""
+    say(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 class Stopped(KeyboardInterrupt):

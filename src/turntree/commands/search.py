@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from turntree.commands.console import Stopped, argument, console, say, stage_bars
+from turntree.commands.console import Stopped, argument, say, say_json, stage_bars
 from turntree.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
@@ -36,13 +35,12 @@ def run_index_build(
     dry_run: bool,
 ) -> None:
     """``turntree index build``."""
-    from turntree.search_backend.index import build_index, check_fits, find_kind, total_estimate
-    from turntree.search_backend.survey import survey
+    from turntree.search_backend.index import build_index, check_fits, find_kind, survey_corpus, total_estimate
 
     found = find_kind(kind)
     options = dict(map(argument, settings)) | ({"encoder": encoder} if encoder is not None else {})
     checked = found.settings(options)
-    about = survey(corpus)
+    about = survey_corpus(corpus)
     needs = total_estimate(found, about, checked)
     for line in _estimate_lines(about, needs):
         say(line)
@@ -97,7 +95,7 @@ def run_index_info(folder: Path, *, as_json: bool) -> None:
     from turntree.search_backend.index import open_index, read_manifest
 
     if as_json:
-        console.print_json(json.dumps(read_manifest(folder)))
+        say_json(read_manifest(folder))
         return
     open_index(folder)  # all its checks
     for line in _info_lines(folder):
@@ -127,7 +125,7 @@ def run_index_search(folder: Path, queries: Sequence[str], *, k: int, settings: 
     found = backend.search(list(queries), k=k)
     if as_json:
         rows = [{"query": q, "passages": [asdict(p) for p in passages]} for q, passages in zip(queries, found)]
-        console.print_json(json.dumps(rows))
+        say_json(rows)
         return
     for query, passages in zip(queries, found):
         if len(queries) > 1:
