@@ -93,12 +93,12 @@ class Interpreter:
     def _execute(self, code: str, number: int, capture: Capture, *, cpu_s: float, wall_s: float) -> Ending:
         if self._drain(capture) or self._pending():
             return "gone"  # something wrote after its cell had ended
+        start, used = time.monotonic(), self._cpu()
+        self.signal(signal.SIGCONT)  # before there is code that could see it come
         try:
             wire.send(self.ends.channel, {"do": "run", "code": code, "number": number})
         except (wire.Closed, BlockingIOError):
             return "gone"
-        start, used = time.monotonic(), self._cpu()
-        self.signal(signal.SIGCONT)
 
         def over() -> Ending | None:
             if time.monotonic() - start > wall_s:
@@ -134,12 +134,13 @@ class Interpreter:
         return readable(self.ends.channel.fileno())
 
     def _cpu(self) -> float:
-        """Seconds of processor time so far."""
+        """Seconds of processor time so far, with what answers to its questions took."""
+        answers = self.sandbox.gate.spent if self.sandbox.gate else 0.0
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="latin-1").rpartition(")")[2].split()
         except OSError:
             return 0.0
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        return (int(fields[11]) + int(fields[12])) / _TICKS + answers
 
     # -- twins -------------------------------------------------------------------------------------------------------
 
@@ -189,6 +190,8 @@ class Interpreter:
             ends.hand_over()
             pid = self.sandbox.greeted(ends.channel, "fork", within_s=_FORK_S)[0]
             self.signal(signal.SIGSTOP)
+            if pid in {interpreter.pid for interpreter in self.sandbox.interpreters}:
+                raise ToolError("a process said that it was its twin, which may run unseen")
             return self.sandbox.add(Interpreter(self.sandbox, ends, pid))
         except (ToolError, OSError):
             ends.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 from turntree.envs.sandbox.inside import kernel, seccomp
 
-__all__ = ["HOME", "build_root", "enter", "limit", "move_library"]
+__all__ = ["HOME", "build_root", "enter", "limit", "move_library", "seal"]
 
 HOME = "/tmp"
 """The only folder in which the code inside can write."""
@@ -125,14 +125,23 @@ def limit(plan: Mapping[str, Any]) -> None:
 
 
 def enter(plan: Mapping[str, Any], home: str) -> tuple[int | None, Sequence[str]]:
-    """Lock the door from inside: limits, Landlock, seccomp. The filter's listener, and which layers are there."""
+    """Lock the door from inside: limits, Landlock, who is asked about processes. The supervisor's end of the latter if
+    there is one, and which layers there are once :func:`seal` has been called too.
+    """
     limit(plan)
     layers = ["rlimits"]
     if plan["landlock"] and kernel.restrict_files(home):
         layers.append("landlock")
     listener = None
     if plan["seccomp"]:
-        notify = bool(plan["notify"])
-        listener = seccomp.install(notify=notify)
-        layers += ["seccomp", "seccomp-notify"] if notify else ["seccomp"]
+        layers.append("seccomp")
+        if plan["notify"]:
+            listener = seccomp.listen()
+            layers.append("seccomp-notify")
     return listener, layers
+
+
+def seal(plan: Mapping[str, Any]) -> None:
+    """Filter all system calls: from now on no descriptor can be handed to anybody."""
+    if plan["seccomp"]:
+        seccomp.install(notify=bool(plan["notify"]))

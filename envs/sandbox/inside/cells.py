@@ -27,10 +27,14 @@ _LONGEST_VALUE = 100_000
 _FRAMES, _DEEPEST = 20, 200
 # What is used after a cell is kept here: the code inside may replace it everywhere else.
 _fork, _write, _dup2, _exit, _close = os.fork, os.write, os.dup2, os._exit, os.close
-_setitimer, _send, _receive, _format = signal.setitimer, wire.send, wire.receive, traceback.TracebackException
+_setitimer, _signal, _send, _receive, _format = (
+    signal.setitimer, signal.signal, wire.send, wire.receive, traceback.TracebackException
+)  # fmt: skip
 _collect = gc.collect
 _get_state, _set_state = frozen.random_state, frozen.set_random_state
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+# Come when twins are made and end, which the code must not notice.
+_OURS = ((signal.SIGCONT, signal.SIG_DFL), (signal.SIGCHLD, signal.SIG_IGN))
 
 
 class _Streams:
@@ -147,6 +151,8 @@ def _run(code: str, number: int, module: types.ModuleType, streams: _Streams) ->
     streams.flush()
     for timer in _TIMERS:  # a timer would not be there in a twin
         _setitimer(timer, 0)
+    for number, handler in _OURS:
+        _signal(number, handler)
 
 
 def _execute(tree: ast.Module, name: str, module: types.ModuleType) -> object:

@@ -14,6 +14,7 @@ import itertools
 import os
 import queue  # noqa: F401
 import random
+import resource
 import selectors
 import socket
 import subprocess  # noqa: F401
@@ -193,5 +194,10 @@ def _freeze_chance() -> None:
 
 def _freeze_names() -> None:
     """What differs from process to process or from machine to machine."""
-    _set(os, getpid=lambda: _PROCESS, getppid=lambda: 1, cpu_count=lambda: 1)
+    _set(os, getpid=lambda: _PROCESS, getppid=lambda: 1, cpu_count=lambda: 1, process_cpu_count=lambda: 1)
+    _set(os, sched_getaffinity=lambda _pid: {0}, getloadavg=lambda: (0.0, 0.0, 0.0))
+    used = resource.struct_rusage((0.0, 0.0, *[0] * 14))
+    _set(resource, getrusage=lambda _who: used)
+    sysconf, memory = os.sysconf, ("SC_AVPHYS_PAGES", os.sysconf_names.get("SC_AVPHYS_PAGES"))
+    _set(os, sysconf=lambda name: sysconf("SC_PHYS_PAGES" if name in memory else name))  # what is free changes
     _set(socket, gethostname=lambda: "sandbox")

@@ -13,13 +13,13 @@ from collections.abc import Iterable
 
 from turntree.envs.sandbox.inside.kernel import KernelError, no_new_privileges, syscall
 
-__all__ = ["CLONE", "TGKILL", "has_notifications", "install", "machine", "supported"]
+__all__ = ["CLONE", "TGKILL", "has_notifications", "install", "listen", "machine", "supported"]
 
 # name: (x86_64, aarch64); 0 where the machine has no such call.
 _ALLOWED = {
     "files": """read:0:63 write:1:64 close:3:57 fstat:5:80 stat:4:0 lstat:6:0 newfstatat:262:79 statx:332:291 lseek:8:62
         pread64:17:67 pwrite64:18:68 readv:19:65 writev:20:66 preadv:295:69 pwritev:296:70 access:21:0 faccessat:269:48
-        faccessat2:439:439 dup:32:23 dup2:33:0 dup3:292:24 fcntl:72:25 flock:73:32 fsync:74:82 fdatasync:75:83
+        faccessat2:439:439 dup:32:23 dup2:33:0 dup3:292:24 fsync:74:82 fdatasync:75:83
         truncate:76:45 ftruncate:77:46 getdents:78:0 getdents64:217:61 getcwd:79:17 chdir:80:49 fchdir:81:50 rename:82:0
         renameat:264:38 renameat2:316:276 mkdir:83:0 mkdirat:258:34 rmdir:84:0 creat:85:0 link:86:0 linkat:265:37
         unlink:87:0 unlinkat:263:35 symlink:88:0 symlinkat:266:36 readlink:89:0 readlinkat:267:78 chmod:90:0
@@ -42,14 +42,20 @@ _ALLOWED = {
         sched_get_priority_min:147:126 getcpu:309:168 gettimeofday:96:169 clock_gettime:228:113 clock_getres:229:114
         time:201:0 set_robust_list:273:99 get_robust_list:274:100 set_tid_address:218:96 rseq:334:293 arch_prctl:158:0
         membarrier:324:283 getrandom:318:278 exit:60:93 exit_group:231:94""",
-    "channel": """sendmsg:46:211 recvmsg:47:212 sendto:44:206 recvfrom:45:207 shutdown:48:210 getsockopt:55:209
-        setsockopt:54:208 getsockname:51:204 getpeername:52:205""",
+    # Not sendmsg: descriptors on their way are counted for the user of all sandboxes, so one could use up those of all.
+    "channel": """recvmsg:47:212 sendto:44:206 recvfrom:45:207 shutdown:48:210 getsockname:51:204
+        getpeername:52:205""",
 }
 # Allowed for some values of one argument: name -> (numbers, argument, values).
 _ARGUMENTS = {
     "ioctl": ((16, 29), 1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),  # terminal?, size, bytes, (non-)blocking
     "prctl": ((157, 167), 0, (15, 16, 0x53564D41)),  # the name of a thread, the name of memory
     "prlimit64": ((302, 261), 0, (0,)),  # of this process only
+    # Copies, flags and locks; not who gets signals (F_SETOWN, F_SETSIG), leases, watches, or larger pipes.
+    "fcntl": ((72, 25), 1, (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)),
+    # Kind, error and sizes; not the process at the other end (SO_PEERPIDFD), nor programs in the kernel (filters).
+    "getsockopt": ((55, 209), 2, (2, 3, 4, 7, 8, 30, 38, 39)),
+    "setsockopt": ((54, 208), 2, (2, 7, 8)),
     "socketpair": ((53, 199), 0, (1,)),  # AF_UNIX: asyncio wakes itself up through one
 }
 #: Asked of the supervisor: new threads and processes, and signals to threads.
@@ -87,19 +93,28 @@ def has_notifications() -> bool:
     return True
 
 
-def install(*, notify: bool) -> int | None:
-    """Filter the system calls of this process from now on; the supervisor's end if it is to be asked.
-
-    With ``notify`` new threads, new processes and signals to threads wait for the supervisor; without it threads are
-    allowed (a resource limit bounds them) and processes are refused.
-    """
+def listen() -> int:
+    """From now on new threads, new processes and signals to threads of this process wait for a supervisor; its end."""
     kind = machine()
-    code = b"".join(struct.pack("HBBI", *instruction) for instruction in _program(kind, notify=notify))
+    asked = [(_EQUAL, 1, 0, CLONE[kind]), (_EQUAL, 0, 1, TGKILL[kind]), (_RETURN, 0, 0, _NOTIFY)]
+    return _filter([*_beginning(kind), *asked, (_RETURN, 0, 0, _ALLOW)], _NEW_LISTENER)
+
+
+def install(*, notify: bool) -> None:
+    """Filter the system calls of this process from now on.
+
+    With ``notify`` there is a supervisor (:func:`listen`) whose word goes for new threads, new processes and signals
+    to threads; without it threads are allowed (a resource limit bounds them) and processes are refused.
+    """
+    _filter(_program(machine(), notify=notify), 0)
+
+
+def _filter(instructions: Iterable[_Instruction], flags: int) -> int:
+    code = b"".join(struct.pack("HBBI", *instruction) for instruction in instructions)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
     no_new_privileges()
-    found = syscall(_SECCOMP[kind], _SET_FILTER, _NEW_LISTENER if notify else 0, program, what="seccomp filter")
-    return found if notify else None
+    return syscall(_SECCOMP[machine()], _SET_FILTER, flags, program, what="seccomp filter")
 
 
 def _numbers(kind: str) -> list[int]:
@@ -120,15 +135,20 @@ def _ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _program(kind: str, *, notify: bool) -> list[_Instruction]:
-    """Blocks that each decide about some calls or fall through to the next; jumps never leave their block."""
-    refuse, allow = (_RETURN, 0, 0, _ERRNO | errno.EPERM), (_RETURN, 0, 0, _ALLOW)
-    code: list[_Instruction] = [
+def _beginning(kind: str) -> list[_Instruction]:
+    """Calls of another processor's kind end the process; the number is loaded then."""
+    return [
         (_LOAD, 0, 0, _ARCH_AT),
         (_EQUAL, 1, 0, _ARCH[kind]),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NR),
     ]
+
+
+def _program(kind: str, *, notify: bool) -> list[_Instruction]:
+    """Blocks that each decide about some calls or fall through to the next; jumps never leave their block."""
+    refuse, allow = (_RETURN, 0, 0, _ERRNO | errno.EPERM), (_RETURN, 0, 0, _ALLOW)
+    code = _beginning(kind)
     if kind == "x86_64":
         code += [(_AT_LEAST, 0, 1, _X32), refuse]
     for first, last in _ranges(_numbers(kind)):
@@ -144,8 +164,8 @@ def _program(kind: str, *, notify: bool) -> list[_Instruction]:
         code += [(_EQUAL, 0, len(checks) + 1, numbers[column]), *checks, refuse]
     for number in _MISSING:
         code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
-    if notify:
-        code += [(_EQUAL, 1, 0, CLONE[kind]), (_EQUAL, 0, 1, TGKILL[kind]), (_RETURN, 0, 0, _NOTIFY)]
+    if notify:  # the strictest filter decides, and to ask is stricter than to allow
+        code += [(_EQUAL, 1, 0, CLONE[kind]), (_EQUAL, 0, 1, TGKILL[kind]), allow]
     else:
         code += [(_EQUAL, 0, 1, TGKILL[kind]), allow]
         code += [(_EQUAL, 0, 4, CLONE[kind]), (_LOAD, 0, 0, _ARGUMENTS_AT), (_BIT, 0, 1, _CLONE_THREAD), allow, refuse]

@@ -140,6 +140,7 @@ def _interpret(plan: Mapping[str, Any], channel: int, out: int, home: str) -> No
         wire.send(own, {"did": "lock", "layers": layers}, [] if listener is None else [listener])
         if listener is not None:
             os.close(listener)
+        box.seal(plan)
         cells.serve(own, out)
     except BaseException as error:
         with contextlib.suppress(OSError, ValueError):

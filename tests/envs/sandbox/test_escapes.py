@@ -214,6 +214,30 @@ GET_OUT = {
         "import pickle\nclass X:\n    def __reduce__(s): return (__import__('os').system, ('echo x > /tmp/out',))\n"
         "pickle.loads(pickle.dumps(X()))\n"
         "import os\nos.listdir('/tmp')", r"^\[\]"),
+    "descriptors in flight": (
+        "import socket, array\na, b = socket.socketpair()\na.sendmsg([b'x'], [(1, 1, array.array('i', [3]))])",
+        _DENIED,
+    ),
+    "who gets signals": ("import fcntl\nfcntl.fcntl(3, fcntl.F_SETOWN, 1)", _DENIED),
+    "which signal": ("import fcntl\nfcntl.fcntl(3, 10, 9)", _DENIED),
+    "watch a folder": ("import fcntl, os\nfcntl.fcntl(os.open('/python', 0), fcntl.F_NOTIFY, 4)", _DENIED),
+    "lock a file of the host": ("import fcntl, os\nfcntl.flock(os.open(os.__file__, 0), fcntl.LOCK_EX)", _DENIED),
+    "larger pipes": ("import fcntl, os\nfcntl.fcntl(os.pipe()[1], 1031, 1 << 20)", _DENIED),
+    "who is at the other end": ("import socket\nsocket.socketpair()[0].getsockopt(1, 77)", _DENIED),
+    "names of who writes": ("import socket\nsocket.socketpair()[0].setsockopt(1, 76, 1)", _DENIED),
+    "program for a socket": ("import socket\nsocket.socketpair()[0].setsockopt(1, 26, bytes(16))", _DENIED),
+    "handles of files": ("import ctypes\nctypes.CDLL(None).syscall(304, 3, bytes(200), 0)", r"^-1"),
+    "descriptor of another": ("import ctypes\nctypes.CDLL(None).syscall(438, 3, 0, 0)", r"^-1"),
+    "faults in user space": ("import ctypes\nctypes.CDLL(None).syscall(323, 0)", r"^-1"),
+    "execveat": ("import ctypes\nctypes.CDLL(None).syscall(322, -100, b'/dev/null', 0, 0, 0)", r"^-1"),
+    "secret memory": ("import ctypes\nctypes.CDLL(None).syscall(447, 0)", r"^-1"),
+    "new mount calls": ("import ctypes\nctypes.CDLL(None).syscall(430, b'tmpfs', 0)", r"^-1"),
+    "clone of files": ("import ctypes\nctypes.CDLL(None).syscall(56, 0x400 | 17, 0, 0, 0, 0)", r"^-1"),
+    "clone into the parent": ("import ctypes\nctypes.CDLL(None).syscall(56, 0x8000 | 17, 0, 0, 0, 0)", r"^-1"),
+    "interrupt of 32 bits": (
+        "import ctypes, mmap, platform, os\nif platform.machine() != 'x86_64': os._exit(0)\n"
+        "m = mmap.mmap(-1, 4096, prot=7)\nm.write(bytes.fromhex('b814000000cd80c3'))\n"
+        "ctypes.CFUNCTYPE(ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(m)))()", _STOPPED),
     "who am i": ("import os\nos.getuid(), os.geteuid(), os.getgroups()", r"^\(1000, 1000, \[.*\]\)"),
 }  # fmt: skip
 
@@ -245,6 +269,8 @@ LIE = {
     "trace": ("import sys\nsys.settrace(lambda *a: 1 / 0)\nx = 1", ".*"),
     "atexit": ("import atexit\natexit.register(lambda: [0 for _ in iter(int, 1)])\n1", "^1$"),
     "raise signal": ("import signal\nsignal.raise_signal(9)", _STOPPED),
+    "bad destructor": ("class X:\n    def __del__(s): raise SystemExit\nX()\n1", "1$"),
+    "bad collection": ("import gc\ngc.callbacks.append(lambda *a: 1 / 0)\n1", "^1\n"),
     "name": ("import os, sys\nsys.argv, sys.executable, os.getcwd()", r"^\(\[''\], '', '/tmp'\)"),
 }  # fmt: skip
 
@@ -275,6 +301,12 @@ TAKE = {
     "recursion in C": ("x = []\nfor _ in range(10**5): x = [x]\nrepr(x)", "RecursionError|" + _STOPPED),
     "nested source": ("eval('(' * 10**4 + ')' * 10**4)", "MemoryError|SyntaxError|RecursionError|" + _STOPPED),
     "yaml bomb": ("x = ['x'] * 10\nfor _ in range(30): x = [x] * 10\nlen(str(x))", "MemoryError|" + _STOPPED),
+    "sockets": ("import socket\nx = [socket.socketpair() for _ in range(10**4)]", "Too many open files"),
+    "mappings": ("import mmap\nx = [mmap.mmap(-1, 4096) for _ in range(10**6)]", "OSError|MemoryError"),
+    "compressed": (
+        "import zlib\nd = zlib.compress(bytes(10**7))\nfor _ in range(9): d = zlib.compress(zlib.decompress(d) * 10)",
+        "MemoryError|" + _STOPPED,
+    ),
     "many digits": ("str(7 ** 10**5)", "ValueError"),
 }  # fmt: skip
 
@@ -290,6 +322,9 @@ HANG = {
     "hanging repr": "class X:\n    def __repr__(s):\n        while True: pass\nX()",
     "busy thread": "import threading as t\ndef f():\n    while True: pass\nx = t.Thread(target=f)\nx.start(); x.join()",
     "endless output": "while True: print('x' * 1000)",
+    "all digits": "import sys\nsys.set_int_max_str_digits(0)\nlen(str(7 ** (3 * 10**6)))",
+    "collection": "import gc\ngc.callbacks.append(lambda *a: [0 for _ in iter(int, 1)])\n1",
+    "questions": "import signal\nsignal.signal(10, lambda *a: None)\nwhile True: signal.raise_signal(10)",
     "alarm": "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\nwhile True: pass",
 }
 
@@ -392,6 +427,32 @@ def test_a_result_that_is_forged_early_does_not_run_on_in_the_background(tool: P
     assert run(tool, "1 + 1").value == "2"
     follows = run(tool, "2 + 2", forged.memory)
     assert re.search(_STOPPED, follows.value), follows.value
+
+
+def test_a_process_that_lies_about_its_twin_ends_with_what_it_hid(tool: PythonTool) -> None:
+    code = (
+        "import os, socket, sys\ncells = sys.modules['turntree.envs.sandbox.inside.cells']\n"
+        "def twin(channel, streams, fds):\n    if not cells._fork():\n        while True: pass\n"
+        '    s = socket.socket(fileno=fds[0])\n    s.send(b\'{"did": "fork"}\')\n    s.detach()\n'
+        "    return channel\ncells._twin = twin"
+    )
+    before = set(tool.pool._kept)
+    first = run(tool, code)
+    (liar,) = set(tool.pool._kept) - before
+    opened = tool.pool.counts.opened
+    assert run(tool, "1 + 1", first.memory).value == "2"
+    assert tool.pool.counts.opened == opened + 1
+    assert not liar.alive and not liar.sandbox.interpreters
+    assert liar.sandbox._pidfd == -1
+
+
+@pytest.mark.parametrize("name", ["SIGCONT", "SIGCHLD"])
+def test_what_happens_to_twins_is_not_noticed(name: str, tool: PythonTool) -> None:
+    first = run(tool, f"import os, signal\nseen = []\nsignal.signal(signal.{name}, lambda *a: seen.append(1))\nseen")
+    assert first.value == "[]"
+    second = [run(tool, "seen", first.memory) for _ in range(2)]
+    assert run(tool, "os._exit(0)", first.memory).memory is None
+    assert {r.value for r in [*second, run(tool, "seen", first.memory), run(tool, "seen", second[0].memory)]} == {"[]"}
 
 
 def test_a_background_thread_stands_still_between_cells(tool: PythonTool) -> None:
