@@ -89,6 +89,8 @@ class DenseKind:
         settings = DenseSettings(**{**options, "encoder": os.path.abspath(str(options["encoder"]))})
         _check_types(settings)
         settings.encoder_settings()
+        if "IDMap" in settings.factory:
+            raise ConfigError(f"factory={settings.factory!r}: rows are passages in order; leave IDMap out")
         if settings.faiss_file:
             path = Path(settings.faiss_file)
             if not path.is_file():

@@ -35,6 +35,7 @@ _TRAIN_BYTES = 1_000_000_000  # the largest training sample held in memory
 _PER_CENTROID = 64
 _EF_SEARCH = 128  # FAISS's own 16 finds three quarters of the nearest vectors where 128 finds nearly all
 _LEAST_TRAINING = 65_536
+_REFINED = 4  # candidates a result whose exact scores a refined index (",RFlat") compares; FAISS's own 1 reorders only
 
 
 def import_faiss() -> Any:
@@ -162,6 +163,9 @@ def set_defaults(index: Any) -> dict[str, int]:
     """
     faiss = import_faiss()
     outer = faiss.downcast_index(index)
+    if isinstance(outer, faiss.IndexRefine):
+        outer.k_factor = _REFINED
+        return {**set_defaults(outer.base_index), "k_factor": _REFINED}
     inner = faiss.downcast_index(outer.index) if isinstance(outer, faiss.IndexPreTransform) else outer
     if isinstance(inner, faiss.IndexIVF):
         inner.nprobe = min(inner.nlist, round(4 * math.sqrt(inner.nlist)))

@@ -112,7 +112,9 @@ def test_ties_keep_corpus_order_whatever_the_batch(
         assert all((-(p.score or 0.0), int(p.id)) > worst or p in found for p in everything)
 
 
-@pytest.mark.parametrize("factory", ["SQ8", "HNSW16", "IVF8,Flat", "IVF8,SQ8", "PCA16,Flat", "HNSW16,SQ8", "SQfp16"])
+@pytest.mark.parametrize(
+    "factory", ["SQ8", "HNSW16", "IVF8,Flat", "IVF8,SQ8", "PCA16,Flat", "HNSW16,SQ8", "SQfp16", "IVF8,SQ4,RFlat"]
+)
 def test_other_indexes_find_what_the_exact_one_finds(bed: Path, tmp_path: Path, factory: str) -> None:
     backend = build(bed, tmp_path / "index", factory=factory)
     queries = [p.text for p in passages(600)[::30]]
@@ -260,6 +262,8 @@ def test_settings_are_checked_by_name(bed: Path, tmp_path: Path) -> None:
         kind.settings({"encoder": encoder, "facotry": "Flat"})
     with pytest.raises(ConfigError, match="expected seed of type int, found '1'"):
         kind.settings({"encoder": encoder, "seed": "1"})
+    with pytest.raises(ConfigError, match="leave IDMap out"):
+        kind.settings({"encoder": encoder, "factory": "IDMap,Flat"})
     with pytest.raises(ConfigError, match="factory='HSNW32': expected a FAISS index factory string"):
         kind.estimate(survey(bed / "store"), kind.settings({"encoder": encoder, "factory": "HSNW32"}))
     with pytest.raises(ConfigError, match="one passage for each of its 1024 cells, found 600"):
