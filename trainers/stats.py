@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from turntree.errors import ConfigError, DataError
 
-__all__ = ["Interval", "PairedDifference", "bootstrap_mean", "paired_difference", "share_interval"]
+__all__ = [
+    "Interval",
+    "PairedDifference",
+    "bootstrap_mean",
+    "bootstrap_means",
+    "draw_counts",
+    "paired_difference",
+    "share_interval",
+]
 
 _CELLS = 4_000_000
 """Resampled values held in memory at once."""
@@ -72,6 +80,36 @@ def bootstrap_mean(values: ArrayLike, *, confidence: float = 0.95, resamples: in
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(means, [tail, 1.0 - tail])
     return Interval(mean, float(low), float(high), int(data.size), confidence)
+
+
+def bootstrap_means(
+    columns: Sequence[ArrayLike], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> list[Interval]:
+    """:func:`bootstrap_mean` of several columns, much faster than one by one: columns of one length share the draws."""
+    checked = [_checked(column) for column in columns]
+    found: dict[int, Interval] = {}
+    for size in {data.size for data in checked}:
+        same = [i for i, data in enumerate(checked) if data.size == size]
+        if size < 2:
+            found |= {i: bootstrap_mean(checked[i], confidence=confidence) for i in same}
+            continue
+        values = np.stack([checked[i] for i in same], axis=1)
+        means = np.concatenate([counts @ values / size for counts in draw_counts(size, resamples, seed)])
+        tail = (1.0 - confidence) / 2.0
+        lows, highs = np.quantile(means, [tail, 1.0 - tail], axis=0)
+        for i, low, high in zip(same, lows, highs, strict=True):
+            found[i] = Interval(float(checked[i].mean()), float(low), float(high), size, confidence)
+    return [found[i] for i in range(len(checked))]
+
+
+def draw_counts(size: int, resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:
+    """How often each of ``size`` values is drawn, [chunk, size], in ``resamples`` draws with replacement in all."""
+    rng = np.random.default_rng(seed)
+    rows = max(1, _CELLS // size)
+    for start in range(0, resamples, rows):
+        count = min(rows, resamples - start)
+        places = rng.integers(size, size=(count, size)) + size * np.arange(count)[:, None]
+        yield np.bincount(places.ravel(), minlength=count * size).reshape(count, size).astype(np.float64)
 
 
 def share_interval(values: ArrayLike, *, confidence: float = 0.95) -> Interval:

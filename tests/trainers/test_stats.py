@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from turntree.errors import ConfigError, DataError
 from turntree.trainers import stats
-from turntree.trainers.stats import bootstrap_mean, paired_difference, share_interval
+from turntree.trainers.stats import bootstrap_mean, bootstrap_means, paired_difference, share_interval
 
 
 def test_no_values_and_one_value_have_no_interval() -> None:
@@ -127,3 +127,21 @@ def test_bad_arguments() -> None:
         paired_difference([1.0, 2.0], [1.0])
     with pytest.raises(ConfigError):
         bootstrap_mean([1.0], confidence=95.0)
+
+
+@given(st.lists(st.lists(st.floats(-5, 5), min_size=3, max_size=3), min_size=1, max_size=3), st.integers(0, 3))
+def test_columns_together_equal_columns_one_by_one(columns: list[list[float]], seed: int) -> None:
+    mixed = [*columns, [1.0, 2.0], [], [4.0]]
+    for found, column in zip(bootstrap_means(mixed, resamples=50, seed=seed), mixed, strict=True):
+        alone = bootstrap_mean(column, resamples=50, seed=seed)
+        assert (found.mean, found.low, found.high) == pytest.approx((alone.mean, alone.low, alone.high), nan_ok=True)
+        assert found.n == alone.n
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=30), st.integers(0, 3))
+def test_an_interval_contains_its_mean(values: list[float], seed: int) -> None:
+    for found in (
+        bootstrap_means([values], resamples=1000, seed=seed)[0],
+        share_interval([float(v > 0) for v in values]),
+    ):
+        assert found.low - 1e-9 <= found.mean <= found.high + 1e-9

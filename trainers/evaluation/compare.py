@@ -7,7 +7,7 @@ of a question on a side is its mean over the side's results.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,9 +18,19 @@ from turntree.errors import DataError
 from turntree.trainers.evaluation.passport import Difference, Passport, differences
 from turntree.trainers.evaluation.rows import EvalRow, file_rows
 from turntree.trainers.evaluation.summary import MEASURES, read
-from turntree.trainers.stats import Interval
+from turntree.trainers.stats import Interval, draw_counts
 
-__all__ = ["Comparison", "Flip", "Measured", "Result", "Side", "compare", "permutation_test", "read_side"]
+__all__ = [
+    "Comparison",
+    "Flip",
+    "Measured",
+    "Result",
+    "Side",
+    "compare",
+    "permutation_test",
+    "permutation_tests",
+    "read_side",
+]
 
 Key = tuple[str, str]
 """Set and id of a question."""
@@ -131,10 +141,7 @@ def compare(
     sets = list(dict.fromkeys(name for name, _ in keys))
     groups = {"": keys, **({name: [k for k in keys if k[0] == name] for name in sets} if len(sets) > 1 else {})}
     names = list(metrics) or _names(a, b, keys)
-    measured = {
-        group: tuple(found for name in names if (found := _measure(a, b, some, name, seed, resamples)) is not None)
-        for group, some in groups.items()
-    }
+    measured = {group: tuple(_measure(a, b, some, names, seed, resamples)) for group, some in groups.items()}
     apart = {name: tuple(_apart(a, b, name)) for name in sets}
     return Comparison(
         a=a.name,
@@ -155,22 +162,37 @@ def permutation_test(differences: Sequence[float], *, seed: int = 0, draws: int 
     Exact over all signs where at most 14 differences are not 0; else from ``draws`` random ones, the observed one
     counted among them, so that it is never 0. Turning the differences round leaves it as it is.
     """
-    data = np.asarray(differences, dtype=np.float64)
-    data = data[data != 0.0]
-    n = int(data.size)
-    if n == 0:
-        return 1.0
-    observed = abs(float(data.sum())) * (1 - 1e-12)
-    if n <= _EXACT:
-        signs = 1.0 - 2.0 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
-        return float((np.abs(signs @ data) >= observed).mean())
+    return permutation_tests(np.asarray(differences, dtype=np.float64)[:, None], seed=seed, draws=draws)[0]
+
+
+def permutation_tests(differences: NDArray[np.float64], *, seed: int = 0, draws: int = _RESAMPLES) -> list[float]:
+    """:func:`permutation_test` of each column, shape [questions, columns]; the columns share the random signs."""
+    found: dict[int, float] = {}
+    many: list[int] = []
+    for column in range(differences.shape[1]):
+        data = differences[:, column]
+        data = data[data != 0.0]
+        if data.size > _EXACT:
+            many.append(column)
+            continue
+        signs = 1.0 - 2.0 * ((np.arange(2**data.size)[:, None] >> np.arange(data.size)) & 1)
+        found[column] = float((np.abs(signs @ data) >= abs(float(data.sum())) * (1 - 1e-12)).mean())
+    if many:
+        found |= dict(zip(many, _random_signs(differences[:, many], seed, draws), strict=True))
+    return [found[column] for column in range(differences.shape[1])]
+
+
+def _random_signs(data: NDArray[np.float64], seed: int, draws: int) -> list[float]:
+    observed = np.abs(data.sum(axis=0)) * (1 - 1e-12)
     rng = np.random.default_rng(seed)
+    n = len(data)
     rows = max(1, _CELLS // n)
-    reached = sum(
-        int((np.abs((1.0 - 2.0 * rng.integers(0, 2, size=(min(rows, draws - s), n))) @ data) >= observed).sum())
-        for s in range(0, draws, rows)
-    )
-    return (reached + 1) / (draws + 1)
+    reached = np.zeros(data.shape[1])
+    for start in range(0, draws, rows):
+        count = min(rows, draws - start)
+        signs = 1.0 - 2.0 * rng.integers(0, 2, size=(count, n), dtype=np.int8)
+        reached += (np.abs(signs @ data) >= observed).sum(axis=0)
+    return [float(value) for value in (reached + 1) / (draws + 1)]
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -229,50 +251,70 @@ def _value(row: EvalRow, name: str, metric: str) -> float:
     return float("nan") if found is None else found
 
 
-def _measure(a: Side, b: Side, keys: Sequence[Key], name: str, seed: int, resamples: int) -> Measured | None:
-    """None where no question has the metric on both sides."""
-    one, two = _matrix(a, keys, name), _matrix(b, keys, name)
-    there = ~(np.isnan(one).any(axis=0) | np.isnan(two).any(axis=0))
-    if not there.any():
-        return None
-    one, two = one[:, there], two[:, there]
-    first, second = one.mean(axis=0), two.mean(axis=0)
+def _measure(
+    a: Side, b: Side, keys: Sequence[Key], names: Sequence[str], seed: int, resamples: int
+) -> Iterator[Measured]:
+    """Every metric that some question has on both sides, in order; those of the same questions share the draws."""
+    values = {name: (_matrix(a, keys, name), _matrix(b, keys, name)) for name in names}
+    groups: dict[bytes, list[str]] = {}
+    for name, (one, two) in values.items():
+        there = ~(np.isnan(one).any(axis=0) | np.isnan(two).any(axis=0))
+        if there.any():
+            groups.setdefault(there.tobytes(), []).append(name)
+    found: dict[str, Measured] = {}
+    for mask, some in groups.items():
+        there = np.frombuffer(mask, dtype=np.bool_)
+        one, two = (np.stack([values[name][i][:, there] for name in some], axis=2) for i in (0, 1))
+        found |= {m.metric: m for m in _measured(some, one, two, seed, resamples)}
+    yield from (found[name] for name in names if name in found)
+
+
+def _measured(
+    names: Sequence[str], a: NDArray[np.float64], b: NDArray[np.float64], seed: int, resamples: int
+) -> Iterator[Measured]:
+    """``a`` and ``b``: [results, questions, metrics]."""
+    first, second = a.mean(axis=0), b.mean(axis=0)
     difference = second - first
-    low, high = _bounds(one, two, seed, resamples)
-    interval = Interval(float(difference.mean()), low, high, int(difference.size))
-    wins, losses = int((difference > 0).sum()), int((difference < 0).sum())
-    p = permutation_test(difference.tolist(), seed=seed, draws=resamples)
-    ties = int(difference.size) - wins - losses
-    return Measured(name, float(first.mean()), float(second.mean()), interval, p, wins, losses, ties)
+    lows, highs = _bounds(a, b, seed, resamples)
+    ps = permutation_tests(difference, seed=seed, draws=resamples)
+    n = len(difference)
+    for i, name in enumerate(names):
+        data = difference[:, i]
+        wins, losses = int((data > 0).sum()), int((data < 0).sum())
+        interval = Interval(float(data.mean()), float(lows[i]), float(highs[i]), n)
+        means = float(first[:, i].mean()), float(second[:, i].mean())
+        yield Measured(name, *means, interval, ps[i], wins, losses, n - wins - losses)
 
 
-def _bounds(a: NDArray[np.float64], b: NDArray[np.float64], seed: int, resamples: int) -> tuple[float, float]:
-    """Percentile bounds of the mean difference; NaN for one question.
+def _bounds(
+    a: NDArray[np.float64], b: NDArray[np.float64], seed: int, resamples: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Percentile bounds of the mean differences, one a metric; NaN for one question.
 
     Each draw takes questions with replacement, and results too: the same ones of both sides.
     """
     n = a.shape[1]
     if n < 2:
-        return float("nan"), float("nan")
-    rng = np.random.default_rng(seed)
+        nothing = np.full(a.shape[2], np.nan)
+        return nothing, nothing
+    rng = np.random.default_rng((seed, 1))
     means: list[NDArray[np.float64]] = []
-    rows = max(1, _CELLS // (n * max(len(a), len(b))))
-    for start in range(0, resamples, rows):
-        count = min(rows, resamples - start)
-        places = rng.integers(n, size=(count, n))
-        draws = rng.random((count, max(len(a), len(b))))
-        means.append(_drawn(b, places, draws) - _drawn(a, places, draws))
-    low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
-    return float(low), float(high)
+    for counts in draw_counts(n, resamples, seed):
+        draws = rng.random((len(counts), max(len(a), len(b))))
+        means.append(_drawn(b, counts, draws) - _drawn(a, counts, draws))
+    low, high = np.quantile(np.concatenate(means), [0.025, 0.975], axis=0)
+    return low, high
 
 
-def _drawn(values: NDArray[np.float64], places: NDArray[np.int64], draws: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean over drawn questions and drawn results, one each draw."""
-    by_result = values[:, places].mean(axis=2)  # [results, draws]
+def _drawn(values: NDArray[np.float64], counts: NDArray[np.float64], draws: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Means over drawn questions and drawn results, [draws, metrics]."""
+    n = counts.shape[1]
+    by_result = np.stack([counts @ one / n for one in values])  # [results, draws, metrics]
     if len(values) == 1:
         return np.asarray(by_result[0], dtype=np.float64)
     chosen = (draws[:, : len(values)] * len(values)).astype(np.int64)  # [draws, results]
-    return np.asarray(np.take_along_axis(by_result.T, chosen, axis=1).mean(axis=1), dtype=np.float64)
+    picked = by_result[chosen, np.arange(len(draws))[:, None]]  # [draws, results, metrics]
+    return np.asarray(picked.mean(axis=1), dtype=np.float64)
 
 
 # -- what flipped, what differs ------------------------------------------------------------------------------------

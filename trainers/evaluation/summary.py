@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from turntree.trainers.evaluation.rows import ANSWERS, NUMBERS, SHARES, EvalRow
-from turntree.trainers.stats import Interval, bootstrap_mean, share_interval
+from turntree.trainers.stats import Interval, bootstrap_means, share_interval
 
-__all__ = ["MEASURES", "breakdown", "disagreements", "interval_json", "mean", "measured", "summarize"]
+__all__ = ["MEASURES", "breakdown", "disagreements", "interval_json", "intervals", "mean", "summarize"]
 
 #: What is measured of every question besides its scores, and whether it is a share.
 MEASURES: dict[str, tuple[Callable[[EvalRow], float | None], bool]] = {
@@ -32,14 +32,23 @@ def summarize(rows: Sequence[EvalRow], *, metric: str, seed: int) -> dict[str, A
     """
     scored = [row for row in rows if not row.failed]
     out: dict[str, Any] = {"n": len(scored), "failed": len(rows) - len(scored), "metric": metric}
-    for key in dict.fromkeys((*(n for n in (*ANSWERS, "success", "reward") if _has(n, metric, rows)), metric)):
-        found = (getattr(row, key if key in NUMBERS else "score") for row in scored)
-        out |= _spread(key, [float(v) for v in found if v is not None], share=key in SHARES, seed=seed)
-    out |= _parts(scored, taken=out, seed=seed)
-    for key, (read, share) in MEASURES.items():
-        values = [value for row in scored if (value := read(row)) is not None]
-        name = f"{key}_mean" if key in _OLD_NAMES else key
-        out |= _spread(key, values, share=share, seed=seed, mean_name=name, missing=None)
+    names = dict.fromkeys((*(n for n in (*ANSWERS, "success", "reward") if _has(n, metric, rows)), metric))
+    further = sorted({name for row in scored for name in row.scores})
+    parts = sorted({name for row in scored for name in row.parts} - {*names, *NUMBERS})
+    found = intervals(scored, (*names, *MEASURES, *further, *parts), metric=metric, seed=seed)
+    for name in names:
+        out |= _spread(name, found[name])
+    if unscored := sum(bool(row.unscored) for row in scored):
+        out["unscored"] = unscored
+    for name in parts:
+        out |= {**_spread(name, found[name]), f"{name}_n": found[name].n}
+    for name in MEASURES:
+        key = f"{name}_mean" if name in _OLD_NAMES else name
+        out |= _spread(name, found[name], mean_name=key) if found[name].n else {key: None}
+    for name in further:
+        out |= _spread(name, found[name])
+    if differ := disagreements(scored):
+        out["em_disagreements"] = differ
     out["answered_share"] = out["finished"]
     hops = sorted({row.hops for row in scored if row.hops is not None})
     out["em_by_hops"] = {str(h): mean(row.em or 0.0 for row in scored if row.hops == h) for h in hops}
@@ -52,25 +61,32 @@ def breakdown(
     """``by_hops`` and ``by_type``: of each kind of question the scores and the recall of supporting passages."""
     scored = [row for row in rows if not row.failed]
     keys: dict[str, Callable[[EvalRow], Any]] = {"by_hops": lambda row: row.hops, "by_type": lambda row: row.type}
+    shown = tuple(dict.fromkeys((*names, metric, "supporting_found", "supporting_all")))
     out: dict[str, dict[str, Any]] = {}
     for title, key in keys.items():
         kinds = sorted({str(k) for row in scored if (k := key(row)) is not None})
         out[title] = {}
         for kind in kinds:
             some = [row for row in scored if key(row) is not None and str(key(row)) == kind]
-            found = {
-                name: interval_json(measured(some, name, metric=metric, seed=seed))
-                for name in dict.fromkeys((*names, metric, "supporting_found", "supporting_all"))
-            }
-            out[title][kind] = {"n": len(some), **{name: value for name, value in found.items() if value["n"]}}
+            found = intervals(some, shown, metric=metric, seed=seed)
+            cells = {name: interval_json(interval) for name, interval in found.items() if interval.n}
+            out[title][kind] = {"n": len(some), **cells}
     return out
 
 
-def measured(rows: Sequence[EvalRow], name: str, *, metric: str = "em", seed: int = 0) -> Interval:
-    """The mean of one measure (a metric, a measure, a part, or ``scorer/metric``) over the rows that have it."""
-    values = [value for row in rows if not row.failed and (value := read(row, name, metric=metric)) is not None]
-    share = name in SHARES or (name in MEASURES and MEASURES[name][1])
-    return share_interval(values) if share else bootstrap_mean(values, seed=seed)
+def intervals(rows: Sequence[EvalRow], names: Iterable[str], *, metric: str, seed: int) -> dict[str, Interval]:
+    """The mean of each measure (a metric, a measure, a part, or ``scorer/metric``) over the rows that have it."""
+    values = {
+        name: [value for row in rows if not row.failed and (value := read(row, name, metric=metric)) is not None]
+        for name in names
+    }
+    others = [name for name in values if not _is_share(name)]
+    drawn = dict(zip(others, bootstrap_means([values[name] for name in others], seed=seed), strict=True))
+    return {name: drawn[name] if name in drawn else share_interval(found) for name, found in values.items()}
+
+
+def _is_share(name: str) -> bool:
+    return name in SHARES or (name in MEASURES and MEASURES[name][1]) or name.endswith(("/em", "/sub_em"))
 
 
 def read(row: EvalRow, name: str, *, metric: str = "em") -> float | None:
@@ -113,25 +129,5 @@ def _has(name: str, metric: str, rows: Sequence[EvalRow]) -> bool:
     return name == metric or any(getattr(row, name) is not None for row in rows)
 
 
-def _spread(
-    key: str, values: Sequence[float], *, share: bool, seed: int, mean_name: str = "", missing: Any = float("nan")
-) -> dict[str, Any]:
-    if not values and missing is None:
-        return {mean_name or key: None}
-    interval = share_interval(values) if share else bootstrap_mean(values, seed=seed)
-    return {mean_name or key: interval.mean, f"{key}_low": interval.low, f"{key}_high": interval.high}
-
-
-def _parts(scored: Sequence[EvalRow], *, taken: Iterable[str], seed: int) -> dict[str, Any]:
-    """The parts of a scorer's rewards and the numbers of further scorers, each over the questions that have it."""
-    out: dict[str, Any] = {"unscored": unscored} if (unscored := sum(bool(r.unscored) for r in scored)) else {}
-    for name in sorted({name for row in scored for name in row.parts} - {*taken, *NUMBERS}):
-        interval = bootstrap_mean([row.parts[name] for row in scored if name in row.parts], seed=seed)
-        out |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
-        out[f"{name}_n"] = interval.n
-    for name in sorted({name for row in scored for name in row.scores}):
-        values = [row.scores[name] for row in scored if name in row.scores]
-        out |= _spread(name, values, share=name.endswith(("/em", "/sub_em")), seed=seed)
-    if differ := disagreements(scored):
-        out["em_disagreements"] = differ
-    return out
+def _spread(name: str, interval: Interval, *, mean_name: str = "") -> dict[str, float]:
+    return {mean_name or name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}

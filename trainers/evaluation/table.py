@@ -158,11 +158,9 @@ def _percent(cells: Sequence[Cell | None], metric: str) -> str:
     factor, spec = (100.0, ".1f") if metric in ("em", "f1", "sub_em", "success") else (1.0, ".3f")
     if any(cell.get("low") is None for cell in known):
         return format(factor * mean, spec)
-    if len(known) == 1:
-        low, high = known[0]["low"], known[0]["high"]
-    else:
-        half = math.sqrt(sum(((cell["high"] - cell["low"]) / 2) ** 2 for cell in known)) / len(known)
-        low, high = mean - half, mean + half
+    # Of a mean of independent numbers: the distances to the bounds add up as squares (Zou and Donner 2008, MOVER).
+    low = mean - math.sqrt(sum((cell["mean"] - cell["low"]) ** 2 for cell in known)) / len(known)
+    high = mean + math.sqrt(sum((cell["high"] - cell["mean"]) ** 2 for cell in known)) / len(known)
     return f"{factor * mean:{spec}} [{factor * low:{spec}}, {factor * high:{spec}}]"
 
 
