@@ -15,6 +15,7 @@ from turntree.errors import TurnTreeError
 if TYPE_CHECKING:
     from turntree.envs.worlds.names import Split
     from turntree.envs.worlds.speech import Language
+    from turntree.envs.worlds.styles import StyleName
 
 __all__ = ["main"]
 
@@ -144,7 +145,7 @@ def rltr(overrides: tuple[str, ...]) -> None:
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed; equal arguments give equal bytes.")
 @click.option(
     "--profile",
-    type=click.Choice(["quickstart", "standard", "code", "code_prose"]),
+    type=click.Choice(["quickstart", "standard", "code", "code_prose", "varied", "musique", "uncertain"]),
     default="quickstart",
     show_default=True,
     help="Size and kinds of questions.",
@@ -159,13 +160,18 @@ def rltr(overrides: tuple[str, ...]) -> None:
     "--language", type=click.Choice(["en", "zh"]), default="en", show_default=True,
     help="Of names, passages and questions.",
 )  # fmt: skip
+@click.option("--measure", is_flag=True, help="Print how hard its questions are for BM25 search.")
 def world(
-    out: Path, seed: int, profile: str, split: Split, entities: int | None, questions: int | None, language: Language
-) -> None:
+    out: Path, seed: int, profile: str, split: Split, entities: int | None, questions: int | None, language: Language,
+    measure: bool,
+) -> None:  # fmt: skip
     """Generate a fictional multi-hop world: corpus.jsonl, questions.jsonl, meta.json."""
     from turntree.commands import run_world
 
-    run_world(out, seed=seed, profile=profile, split=split, entities=entities, questions=questions, language=language)
+    run_world(
+        out, seed=seed, profile=profile, split=split, entities=entities, questions=questions, language=language,
+        measure=measure,
+    )  # fmt: skip
 
 
 @cli.command()
@@ -177,12 +183,16 @@ def world(
     "--language", type=click.Choice(["en", "zh"]), default="en", show_default=True,
     help="Of the generated worlds whose words its tokenizer knows.",
 )  # fmt: skip
-def model(name: str, out: Path, seed: int, head_dim: int | None, language: Language) -> None:
+@click.option(
+    "--style", type=click.Choice(["short", "dated", "vague"]), default="short", show_default=True,
+    help="Of these worlds: short (profile quickstart), dated (code), vague (uncertain).",
+)  # fmt: skip
+def model(name: str, out: Path, seed: int, head_dim: int | None, language: Language, style: StyleName) -> None:
     """Write a model folder: the tiny decoder, or what PyPI packages carry: SmolLM2-135M-Instruct (smollm2), and for
     dense search all-MiniLM-L6-v2 (minilm) and the static encoder WordLlama (wordllama)."""
     from turntree.commands import run_model
 
-    run_model(name, out, seed=seed, head_dim=head_dim, language=language)
+    run_model(name, out, seed=seed, head_dim=head_dim, language=language, style=style)
 
 
 @cli.command()

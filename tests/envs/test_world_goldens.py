@@ -29,6 +29,18 @@ GOLDEN: dict[tuple[str, str, str], str] = {
     ("code_prose", "en", "test"): "4bc50dd6356fabd99a2a00931a488519595ff69638eea4757e90cbdea097f918",
     ("code_prose", "zh", "train"): "1ff52eb6ec0804e1f68af48c9a1eace30c45ac5bdf278f40435a15b614ec6b83",
     ("code_prose", "zh", "test"): "913b1138e36474d98df4d02e9ac67873f85627701d462a181a723c107559624f",
+    ("varied", "en", "train"): "c3e1bb0e2ff05f197521cc7e35c8e397d3f0146ed9ce5dd796262fd34cd7e976",
+    ("varied", "en", "test"): "54816029b7fbddfc343b0963d0a124f5d17cbd784680afc567f6b487c4769e25",
+    ("varied", "zh", "train"): "b1d8c3f1d94dcead57db424aed4b8a14e6f3f8113042b8f2f3716fa6ad9ba3b0",
+    ("varied", "zh", "test"): "edd051314897456de7a958ccbf4e0f818473f36ee77c67c4e7be4ddc0e62fa16",
+    ("musique", "en", "train"): "9013c1d4436f11afa0873fb8a8c5cc82284234037f8ee1c7daf8c1f22c5b9095",
+    ("musique", "en", "test"): "5ec0c70b8fb8f62f88635364684e67ec62638ef84a337e0819d73fea7b422b72",
+    ("musique", "zh", "train"): "47a745454d279773bf29f086a1f636fb684385f5c8b027ec4e390cc7e1e15874",
+    ("musique", "zh", "test"): "336dd2fc534db86c3dbaee638642ad5e6eff32d7a9156ee1149f65b4625895e2",
+    ("uncertain", "en", "train"): "f32dfad864f1211d214093df65b76ebda7f74b0d1df1eac4ac4ad5405623c511",
+    ("uncertain", "en", "test"): "77161671512b7404a409e1b67b9513e3c1be9da4b15ab4992c73d381ae44fbf4",
+    ("uncertain", "zh", "train"): "e7234cd88fc7007dc277de0e26a56d1b441a353048ef059c807d26d4ac36584d",
+    ("uncertain", "zh", "test"): "23f7f94bebd0b63035cd0699754a29ad8307959e03d119f45e1b8d38fc3975cc",
 }
 FILES = ("corpus.jsonl", "questions.jsonl", "meta.json")
 
