@@ -113,7 +113,7 @@ def _info_lines(folder: Path) -> list[str]:
         f"corpus: {corpus['passages']} passages, fingerprint {corpus['fingerprint']}, in {corpus['path']}",
         "settings: " + " ".join(f"{name}={value}" for name, value in manifest["settings"].items()),
         "built: " + " ".join(f"{name}={value}" for name, value in manifest["built"].items()),
-        "versions: " + " ".join(f"{name} {value}" for name, value in manifest["versions"].items()),
+        "versions: " + " ".join(f"{name} {value}" for name, value in manifest["versions"].items() if value),
     ]
 
 
