@@ -13,7 +13,7 @@ from turntree.envs.sandbox.builders import Builder
 from turntree.envs.sandbox.options import SandboxOptions
 from turntree.envs.sandbox.sandbox import CellResult, Interpreter, Sandbox
 from turntree.envs.sandbox.walls import choose_walls
-from turntree.errors import ReplayError
+from turntree.errors import ReplayError, ToolError
 
 __all__ = ["Cell", "Pool", "PoolCounts", "pool_of"]
 
@@ -77,7 +77,7 @@ class Pool:
         finally:
             _tidy(interpreter.sandbox, died=not interpreter.alive)
             interpreter.sandbox.lock.release()
-            self._evict()
+            self._evict(keep=self.options.live)
 
     def _execute(self, interpreter: Interpreter, code: str, number: int, *, lenience: float = 1.0) -> CellResult:
         return interpreter.run(
@@ -141,7 +141,7 @@ class Pool:
 
     def _replay(self, history: Sequence[Cell]) -> Interpreter:
         """A fresh interpreter that executed ``history``; its sandbox's lock is held."""
-        sandbox = self._builder.open()
+        sandbox = self._open()
         self.counts.opened += 1
         sandbox.lock.acquire()
         try:
@@ -155,6 +155,15 @@ class Pool:
             sandbox.lock.release()
             raise
         return sandbox.first
+
+    def _open(self) -> Sandbox:
+        """A new sandbox; where the machine has no more room for one, those that nobody uses make it."""
+        try:
+            return self._builder.open()
+        except (ToolError, OSError):
+            if not self._evict(keep=0):
+                raise
+        return self._builder.open()
 
     # -- keeping interpreters ----------------------------------------------------------------------------------------
 
@@ -170,17 +179,19 @@ class Pool:
         with self._lock:
             self._kept.pop(interpreter, None)
 
-    def _evict(self) -> None:
-        """Kill those used longest ago until there are few enough; those in sandboxes that are busy are spared."""
+    def _evict(self, *, keep: int) -> int:
+        """Kill those used longest ago until there are so few; those in sandboxes that are busy are spared. How many."""
         with self._lock:
-            many = len(self._kept) - self.options.live
-            oldest = list(self._kept)[: max(many, 0)]
+            oldest = list(self._kept)[: max(len(self._kept) - keep, 0)]
+        killed = 0
         for interpreter in oldest:
             if interpreter.sandbox.lock.acquire(blocking=False):
                 self._forget(interpreter)
                 interpreter.close(wait=False)
                 _tidy(interpreter.sandbox)
                 interpreter.sandbox.lock.release()
+                killed += 1
+        return killed
 
 
 def _tidy(sandbox: Sandbox, *, died: bool = False) -> None:

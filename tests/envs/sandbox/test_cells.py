@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -298,6 +299,20 @@ def test_few_interpreters_are_kept() -> None:
         assert len(tool.pool._kept) == 3
         assert [run(tool, "x", memory).value for memory in ends] == [str(i) for i in range(6)]
     finally:
+        tool.pool.close()
+
+
+def test_few_descriptors_are_enough() -> None:
+    """Interpreters that are kept make room for those that are needed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    tool = PythonTool(workers=1, memory_mb=204)
+    try:
+        run(tool, "1")  # what makes the sandboxes runs
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 40, hard))
+        first = [run(tool, f"x = {i}") for i in range(12)]
+        assert [run(tool, "x", each.memory).value for each in first] == [str(i) for i in range(12)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         tool.pool.close()
 
 

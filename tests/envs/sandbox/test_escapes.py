@@ -442,7 +442,8 @@ def test_a_process_that_lies_about_its_twin_ends_with_what_it_hid(tool: PythonTo
     opened = tool.pool.counts.opened
     assert run(tool, "1 + 1", first.memory).value == "2"
     assert tool.pool.counts.opened == opened + 1
-    assert not liar.alive and not liar.sandbox.interpreters
+    assert not liar.alive
+    assert not liar.sandbox.interpreters
     assert liar.sandbox._pidfd == -1
 
 
