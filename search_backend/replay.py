@@ -80,7 +80,7 @@ class SearchStore:
             answers = {keys[key]: json.loads(found) for key, found, of in rows if session in (None, of)}
             hashes = list(dict.fromkeys(bytes.fromhex(h) for found in answers.values() for h, _ in found))
             rows = self._select("SELECT hash, id, title, text FROM passages WHERE hash IN ({})", hashes)
-            passages: dict[str, tuple[str, str, str]] = {h.hex(): (name, title, text) for h, name, title, text in rows}
+            passages = {h.hex(): (_read(name), _read(title), _read(text)) for h, name, title, text in rows}
             return {q: [Passage(*passages[h], score) for h, score in found] for q, found in answers.items()}
 
     def put(
@@ -97,7 +97,7 @@ class SearchStore:
         with self._locked(), self._writing() as connection:
             connection.executemany(
                 "INSERT OR IGNORE INTO passages VALUES (?, ?, ?, ?)",
-                [(h, p.id, p.title, p.text) for h, p in passages.items()],
+                [(h, *map(_written, (p.id, p.title, p.text))) for h, p in passages.items()],
             )
             connection.executemany(
                 "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
@@ -215,6 +215,19 @@ def _hash(passage: Passage) -> bytes:
     return hashlib.sha256(json.dumps([passage.id, passage.title, passage.text]).encode()).digest()
 
 
+def _written(text: str) -> str | bytes:
+    """What SQLite keeps: text, or bytes where a corpus has half of a surrogate pair, which its text cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+    return text
+
+
+def _read(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")
+
+
 class ReplayBackend:
     """A backend with a store in front of it; a :class:`SearchBackend` with the same fingerprint.
 
@@ -311,6 +324,8 @@ class ReplayBackend:
 
     def _stored_fingerprint(self) -> str:
         known = self.store.fingerprints()
+        if not known:
+            raise ConfigError(f"{self.store.path} holds no answers yet: record some first (search.store_mode=record)")
         mine = [found for found, source in known.items() if self.source and source == self.source] or list(known)
         if len(mine) != 1:
             raise ConfigError(

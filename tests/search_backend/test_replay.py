@@ -262,3 +262,18 @@ def test_a_damaged_row_is_an_error_not_a_result(tmp_path: Path) -> None:
         raw.execute("DELETE FROM passages")
     with pytest.raises(RetrievalError, match="failed"):
         store.get("f", ["q"], 1)
+
+
+def test_half_surrogates_and_nul_of_a_corpus_come_back(tmp_path: Path) -> None:
+    """JSON files hold them, and SQLite's text cannot."""
+    odd = [Passage("\ud83d", "half \ud800", "alpha \udfff \x00 z"), Passage("b", "", "alpha \x00")]
+    live = BM25Backend.from_passages(odd)
+    found = ReplayBackend(tmp_path / "s.sqlite", live, mode="record").search(["alpha"], k=2)
+    assert found == live.search(["alpha"], k=2)
+    assert ReplayBackend(tmp_path / "s.sqlite", mode="replay").search(["alpha"], k=2) == found
+
+
+def test_a_store_without_answers_says_so(tmp_path: Path) -> None:
+    SearchStore(tmp_path / "s.sqlite").close()
+    with pytest.raises(ConfigError, match="holds no answers yet: record some first"):
+        ReplayBackend(tmp_path / "s.sqlite", mode="replay")
