@@ -338,8 +338,8 @@ def _flips(a: Side, b: Side, keys: Sequence[Key]) -> list[Flip]:
 def _apart(a: Side, b: Side, name: str) -> list[Difference]:
     """What differs between the first results of both sides, in one set."""
     passports = [side.results[0].passports.get(name) for side in (a, b)]
-    if passports[0] is None or passports[1] is None:
-        return []
+    if passports[0] is None or passports[1] is None or not (passports[0].data and passports[1].data):
+        return []  # without a passport nothing is known, which a warning says
     return differences(passports[0], passports[1])
 
 

@@ -121,6 +121,11 @@ def test_warnings_say_what_was_made_differently() -> None:
     assert any("no other seed of the first" in w for w in compare(seeds, side("b", [1, 1], passport=a)).warnings)
 
 
+def test_results_without_a_passport_are_compared_with_a_warning() -> None:
+    found = compare(side("a", [0, 1], passport=Passport()), side("b", [1, 1]))
+    assert [w for w in found.warnings if "no passport" in w] == list(found.warnings) != []
+
+
 def test_texts_hold_both_trajectories() -> None:
     two = side("b", [1, 1])
     rows = dict(two.results[0].rows)

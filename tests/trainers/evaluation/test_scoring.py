@@ -65,7 +65,15 @@ class Killed(BaseException):
     """As good as kill -9: nobody catches it."""
 
 
-@pytest.mark.parametrize(("way", "batches"), [("evaluation", 2), ("samples", 1), ("trees", 2), ("closed_book", 1)])
+@pytest.mark.parametrize(
+    ("way", "batches"),
+    [
+        ("evaluation", 2),
+        ("trees", 2),
+        pytest.param("samples", 1, marks=pytest.mark.slow),
+        pytest.param("closed_book", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_resumed_equals_never_stopped(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, batches: int
 ) -> None:
@@ -129,6 +137,7 @@ def test_sets_are_evaluated_compared_and_tabled(bed: Any, tmp_path: Path, capsys
     assert any("search.top_k" in warning for warning in found.warnings)
 
 
+@pytest.mark.slow
 def test_a_value_head_chooses(make_config: Callable[..., RunConfig], bed: Any, tmp_path: Path) -> None:
     from turntree.commands import run_train
 
@@ -172,6 +181,7 @@ def test_tokens_bound_a_tree(config: RunConfig, tmp_path: Path) -> None:
     assert 2 <= document["tree"]["tree"]["leaves"] < 12
 
 
+@pytest.mark.slow
 def test_a_chat_endpoint_is_sampled_and_searched(bed: Any, openai_server: Any, tmp_path: Path) -> None:
     chat = [
         *bed.args, "engine=openai", f"engine.base_url={openai_server.url}", "engine.model=tiny",
