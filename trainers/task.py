@@ -215,6 +215,8 @@ def _corpus(config: RunConfig, questions: Path, split: Split) -> Path:
     beside = questions.parent / "corpus.jsonl"
     path = Path(corpus) if corpus else beside if beside.is_file() else Path(search.corpus or beside)
     if not path.exists():
+        if search.index and path == Path(search.index):
+            raise ConfigError(f"no index at search.index={path}: build one (turntree index build), or check the path")
         raise ConfigError(f"no corpus at {path}: put corpus.jsonl beside {questions.name} or set search.corpus")
     return path
 
