@@ -196,8 +196,8 @@ def test_an_index_of_the_corpus_of_another_index_is_estimated_and_built(
     assert survey_corpus(tmp_path / "first").passages == 60
     assert estimate_index(tmp_path / "first", kind="bm25").disk > 0
     arguments: dict[str, Any] = {"encoder": None, "settings": ("k1=1.5",), "memory_limit": None}
-    flags = dict.fromkeys(("yes", "force", "replace", "dry_run"), False)
-    run_index_build(tmp_path / "first", tmp_path / "second", kind="bm25", **arguments, **flags)
+    arguments |= dict.fromkeys(("yes", "force", "replace", "dry_run"), False)
+    run_index_build(tmp_path / "first", tmp_path / "second", kind="bm25", **arguments)
     assert "corpus: 60 passages" in capsys.readouterr().out
     assert read_manifest(tmp_path / "second")["corpus"]["path"] == "../first/corpus"
 

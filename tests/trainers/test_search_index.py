@@ -57,7 +57,7 @@ def test_what_contradicts_an_index_is_refused(
         backend(make_config(f"search.index={index}", f"search.corpus={bed.world / 'corpus.jsonl'}"))
     with pytest.raises(ConfigError, match=r"leave search.backend=users_rules:Down out"):
         backend(make_config(f"search.index={index}", "search.backend=users_rules:Down"))
-    with pytest.raises(ConfigError, match="no index at search.index=.*nowhere"):
+    with pytest.raises(ConfigError, match=r"no index at search.index=.*nowhere"):
         backend(make_config(f"search.index={tmp_path / 'nowhere'}"))
     with pytest.raises(ConfigError, match="no search option 'k1'"):
         backend(make_config(f"search.index={index}", "search.args.k1=2"))
