@@ -117,9 +117,12 @@ def test_settings_are_checked() -> None:
         BM25Settings(k1=float("nan"))
     with pytest.raises(ConfigError, match="k1='high'"):
         BM25Settings(k1="high")  # type: ignore[arg-type]
-    for options in ({"k1": float("inf")}, {"k1": True}, {"b": True}, {"stop_words": "maybe"}, {"stop_words": 1}):
+    wrong: list[dict[str, Any]] = [
+        {"k1": float("inf")}, {"k1": True}, {"b": True}, {"stop_words": "maybe"}, {"stop_words": 1}
+    ]  # fmt: skip
+    for options in wrong:
         with pytest.raises(ConfigError, match="BM25: expected"):
-            BM25Settings(**options)  # type: ignore[arg-type]
+            BM25Settings(**options)
     with pytest.raises(ConfigError, match="stemmer"):
         BM25Backend.from_passages(PASSAGES, stemmer="klingon")
 
