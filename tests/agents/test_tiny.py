@@ -170,3 +170,12 @@ def test_bad_model_folders(tokenizer: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="other files"):
         save_model(build_tiny_model(tokenizer, hidden=32, layers=1), tokenizer, tmp_path / "notes")
     assert (tmp_path / "notes" / "a.txt").read_text() == "mine"
+
+
+def test_further_tokens_are_one_token_each_and_ordinary_text() -> None:
+    plain, own = build_tokenizer(WORDS, SYLLABLES), build_tokenizer(WORDS, SYLLABLES, ["<finish>", "1843"])
+    text = "in 1843 <finish></finish>"
+    assert len(encode(own, text)) < len(encode(plain, text))
+    assert [len(encode(own, token)) for token in ("<finish>", "1843")] == [1, 1]
+    assert decode(own, encode(own, text)) == text
+    assert "<finish>" not in special_tokens(own)
