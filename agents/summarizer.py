@@ -6,10 +6,12 @@ Results are data: their lines are quoted, and tags that a reply is read by are t
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, get_args
 
@@ -206,11 +208,15 @@ def llm_summarizer(
 
 # -- without a model ----------------------------------------------------------------------------------------------
 
-# What may be an answer: capitalised words in a row, or a number.
-_VALUE = re.compile(r"\b[A-Z]\w*(?: [A-Z]\w*)+|\b\d+\b")
+# What may be an answer: capitalised words in a row, or a number. Names of Chinese worlds are told by their characters.
+_VALUE = re.compile(r"\b[A-Z]\w*(?: [A-Z]\w*)+|(?<![A-Za-z\d_])\d+(?![A-Za-z\d_])")
+_CHINESE = re.compile(r"[\u4e00-\u9fff]")
 _WORD = re.compile(r"\w+")
-_YES_NO = re.compile(r"(?:is|are|was|were|do|does|did|has|have|had)\b", re.IGNORECASE)
-_EARLIEST = re.compile(r"\b(?:earlier|earliest|first)\b", re.IGNORECASE)
+_YES_NO = re.compile(
+    r"(?:is|are|was|were|do|does|did|has|have|had)\b|(?!你知道).*(?:(?:相同|也是.*)吗|是否|是不是)",
+    re.IGNORECASE | re.DOTALL,
+)
+_EARLIEST = re.compile(r"\b(?:earlier|earliest|first)\b|更早|较早|最早|在先", re.IGNORECASE)
 _TAG = re.compile(r"<[^<>]{1,40}>")  # the grammar's own, around results
 _SENTENCE = re.compile(r"(?<=[.!?。！？\n])\s*")
 
@@ -219,10 +225,11 @@ _SENTENCE = re.compile(r"(?<=[.!?。！？\n])\s*")
 class RuleSummarizer:
     """Takes the answer from the results, without a model and without gold: for generated worlds and tests.
 
-    Of each call it reads the sentence that shares most words with the query, and in it the last name or number that the
-    query does not hold. The last such value answers; a question that begins as a yes/no question does is answered by
-    whether the values that end its two halves are equal, one that asks for the earliest by whose number is the least.
-    Without any value the answer is ``nothing`` (or ``no``).
+    Of each call it reads the sentence that shares most words with the query (of Chinese: pairs of characters that are
+    no name), and in it the last name or number that the query does not hold. The last such value answers; a yes/no
+    question is answered by whether the values that end its two halves are equal, one that asks for the earliest by
+    whose number is the least. Without any value the answer is ``nothing`` (or ``no``). Names are words with capitals in
+    Latin letters, and in Chinese those of generated worlds.
     """
 
     nothing: str = "unknown"
@@ -239,30 +246,71 @@ class RuleSummarizer:
             return min(dated)[1]
         if _YES_NO.match(question.strip()):
             half = len(values) // 2
-            return "yes" if half and values[half - 1] == values[-1] else "no"
+            yes, no = ("是", "否") if _CHINESE.search(question) else ("yes", "no")
+            return yes if half and values[half - 1] == values[-1] else no
         return values[-1] if values else self.nothing
 
 
 def _dated(turn: CallTurn) -> tuple[int, str]:
     """The number that a turn found, and whose it is: the last name of the query."""
-    names = _VALUE.findall(" ".join(call.argument for call in turn.calls))
-    return int(_value(turn) or 0), str(names[-1]) if names else ""
+    names = _values(" ".join(call.argument for call in turn.calls))
+    return int(_value(turn) or 0), names[-1] if names else ""
 
 
 def _value(turn: CallTurn) -> str | None:
     """What a turn's result says about its query; None where it names nothing new."""
     query = " ".join(call.argument for call in turn.calls)
+    likeness = _chinese_likeness(query) if _CHINESE.search(query) else _likeness(query)
+    for sentence in sorted(_SENTENCE.split(_TAG.sub(" ", turn.result)), key=likeness, reverse=True):
+        found = [value for value in _values(sentence) if value not in query]
+        if found:
+            return found[-1]
+    return None
+
+
+def _likeness(query: str) -> Callable[[str], tuple[int, int]]:
     asked = set(_WORD.findall(query.casefold()))
 
-    def likeness(sentence: str) -> tuple[int, int]:
+    def of(sentence: str) -> tuple[int, int]:
         words = set(_WORD.findall(sentence.casefold()))
         return len(words & asked), -len(words)
 
-    for sentence in sorted(_SENTENCE.split(_TAG.sub(" ", turn.result)), key=likeness, reverse=True):
-        found = [value for value in _VALUE.findall(sentence) if value not in query]
-        if found:
-            return str(found[-1])
-    return None
+    return of
+
+
+def _chinese_likeness(query: str) -> Callable[[str], tuple[int, int]]:
+    """Pairs of characters besides names, then names; what was once so counts only where it was asked for."""
+    names, asked = set(_names(query)), _pairs(query)
+
+    def of(sentence: str) -> tuple[int, int]:
+        once = "以前" in sentence and "以前" not in query
+        return -1 if once else len(_pairs(sentence) & asked), len(names.intersection(_names(sentence)))
+
+    return of
+
+
+def _pairs(text: str) -> set[str]:
+    rest = _chinese_names().sub(" ", text).replace("的", " ")
+    return {a + b for a, b in pairwise(rest) if _CHINESE.match(a) and _CHINESE.match(b)}
+
+
+def _names(text: str) -> list[str]:
+    return [found[0] for found in _chinese_names().finditer(text)]
+
+
+@functools.cache
+def _chinese_names() -> re.Pattern[str]:
+    from turntree.envs.worlds.languages import name_pattern
+
+    return name_pattern("zh")
+
+
+def _values(text: str) -> list[str]:
+    """Names and numbers in their order."""
+    found = [(match.start(), match[0]) for match in _VALUE.finditer(text)]
+    if _CHINESE.search(text):
+        found += [(match.start(), match[0]) for match in _chinese_names().finditer(text)]
+    return [value for _, value in sorted(found)]
 
 
 # -- rewards of answers that the environment never saw ----------------------------------------------------------------

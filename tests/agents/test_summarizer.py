@@ -17,7 +17,8 @@ from turntree.agents.teacher import Teacher, play
 from turntree.agents.texts import EngineTexts, Said
 from turntree.agents.tokenizer import ByteTokenizer
 from turntree.envs import Question
-from turntree.envs.grammar import PlannerGrammar
+from turntree.envs.grammar import PlannerGrammar, TagGrammar
+from turntree.envs.grammar.words import Language
 from turntree.envs.search_qa import SearchQAEnv
 from turntree.envs.task import FrozenDict
 from turntree.envs.worlds import generate_world
@@ -225,12 +226,19 @@ def test_a_scorer_that_needs_no_answer_has_none_written() -> None:
 # -- the rule -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("profile", ["quickstart", "standard"])
-def test_the_rule_reads_every_kind_of_question_of_a_world(profile: str) -> None:
+def test_the_rule_reads_every_kind_of_question_of_a_world(profile: str, language: Language) -> None:
     """Where the planner found everything, the rule answers as the gold does; nothing of the gold is looked at."""
-    world = generate_world(profile, seed=3, split="test", questions=60)
+    world = generate_world(profile, seed=3, split="test", questions=60, language=language)
+    grammar = PlannerGrammar(WorldGrammar() if language == "en" else TagGrammar(language="zh"), language)
     env = SearchQAEnv(
-        list(world.questions), corpus=list(world.passages), grammar=PlannerGrammar(WorldGrammar()), max_turns=6, top_k=3
+        list(world.questions),
+        corpus=list(world.passages),
+        grammar=grammar,
+        max_turns=6,
+        top_k=3,
+        normalizer="squad" if language == "en" else "zh",
     )
     finished = play(env.core, world.questions, teacher=Teacher(), seed=0)
     assert all(f.info["stop_reason"] == "finish" for f in finished)
