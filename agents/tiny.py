@@ -30,8 +30,8 @@ def build_tokenizer(words: Iterable[str], syllables: Iterable[str] = (), tokens:
 
     Any Unicode text survives encode and decode unchanged: what no word or syllable covers falls back to its UTF-8
     bytes. A word is one token with and without a space before it; a capitalised name is split into ``syllables``.
-    The vocabulary depends on the set of words and syllables only, not on their order. ``tokens`` are further texts, such
-    as the tags of other tools, that are one token each wherever they stand.
+    The vocabulary depends on the set of words and syllables only, not on their order. ``tokens`` are further texts,
+    such as the tags of other tools, that are one token each wherever they stand.
 
     Padding is ``<|pad|>`` (id 0), a turn ends with ``<|end|>``; the chat template costs three tokens a message.
     """

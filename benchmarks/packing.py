@@ -24,7 +24,12 @@ from turntree.trainers.forward import packed_logprobs, recompute_activations
 from turntree.trainers.packing import Pack, column, pack_groups, row_tokens
 
 VOCABULARY = 4096
-MODES = ("packed", "leaf-packed rows", "padded rows, logits at loss positions", "padded rows, full logits")
+MODES: tuple[str, ...] = (
+    "packed",
+    "leaf-packed rows",
+    "padded rows, logits at loss positions",
+    "padded rows, full logits",
+)
 RECOMPUTED = "packed, activations recomputed"
 #: Against padded rows with full logits, by shape; the share of the ideal and of the memory hold for every shape.
 TARGETS = dict(zip((shape.name for shape in SHAPES), (2.6, 2.4, 4.5), strict=True))

@@ -20,9 +20,9 @@ from turntree.agents.completeness import (
     read_prompt,
     read_verdict,
 )
-from turntree.agents.evidence import show_calls
 from turntree.agents.dialogue import Dialogue
 from turntree.agents.engines import Request, ScriptedEngine
+from turntree.agents.evidence import show_calls
 from turntree.agents.scorer import Failed, Finished, FinishedTurn, Judged
 from turntree.agents.tokenizer import ByteTokenizer
 from turntree.envs import Question

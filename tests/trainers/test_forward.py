@@ -110,7 +110,7 @@ def test_activation_checkpointing_changes_nothing(
     (pack,) = pack_groups(random_groups(2), max_pack_tokens=10_000)
     model = copy.deepcopy(tiny_llama).double().train(training)
     plain = gradients(model, packed_logprobs(model, pack).logp.sum())
-    layer = model.model.layers[0]
+    layer: Any = model.model.layers[0]
     calls: list[bool] = []
     layer.mlp.register_forward_pre_hook(lambda module, _: calls.append(module.training))
     recompute_activations(model)
