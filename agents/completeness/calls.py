@@ -35,8 +35,8 @@ def call_turns(finished: Finished) -> tuple[CallTurn, ...]:
     """The turns that executed a call, in order.
 
     ``info["calls"]`` (``tool``, ``argument``) says what was called, or ``info["argument"]`` with the turn's ``action``
-    as tool. An environment that writes neither has one call a turn: its ``action``, with the turn's whole text as
-    argument; a turn that was shown nothing called nothing.
+    as tool. An environment that writes neither (its own ``calls`` may well be a count) has one call a turn: its
+    ``action``, with the turn's whole text as argument; a turn that was shown nothing called nothing.
     """
     turns = (CallTurn(_calls(turn), turn.observation, _retrieved(turn)) for turn in finished.turns)
     return tuple(turn for turn in turns if turn.calls)
@@ -44,7 +44,7 @@ def call_turns(finished: Finished) -> tuple[CallTurn, ...]:
 
 def _calls(turn: FinishedTurn) -> tuple[Call, ...]:
     listed = turn.info.get("calls")
-    if listed is not None:
+    if isinstance(listed, (list, tuple)):
         return tuple(Call(str(call["tool"]), str(call["argument"])) for call in listed)
     if "argument" in turn.info:
         return (Call(turn.action, str(turn.info["argument"])),)

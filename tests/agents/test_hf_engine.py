@@ -253,13 +253,16 @@ def force_tokens(model: Any, favourites: list[int]) -> None:
 def test_stop_string_over_several_tokens_and_multibyte() -> None:
     tokenizer = ByteTokenizer()
     engine_model = byte_model(tokenizer)
+    with torch.no_grad():  # the message never ends by itself, whatever the processor's rounding makes of the others
+        engine_model.lm_head.weight[256:].zero_()
     # Greedy text of the model without stops, then stop at strings taken from the middle of it.
     root = Prefix(encode(tokenizer, "Where?"))
     text_ids = HFEngine(engine_model, tokenizer).generate([Request(root, greedy(40), seed=0)])[0].ids
-    for start, length in ((3, 1), (10, 4), (20, 6)):
-        wanted = decode(tokenizer, text_ids[start : start + length])
-        if "\ufffd" in wanted:
-            continue
+    assert len(text_ids) == 40
+    spans = [(start, start + length) for length in (1, 2, 4) for start in range(3, 36)]
+    texts = [text for text in (decode(tokenizer, text_ids[a:b]) for a, b in spans) if "\ufffd" not in text]
+    assert texts
+    for wanted in texts[:: max(1, len(texts) // 6)]:
         got = HFEngine(engine_model, tokenizer).generate([Request(root, greedy(40, stop=(wanted,)), seed=0)])[0]
         text = decode(tokenizer, got.ids)
         assert got.ids == text_ids[: len(got.ids)]
