@@ -31,6 +31,8 @@ CODE, SEARCH = "rltr_code", "rltr"
 WORLDS = {CODE: "search and code", SEARCH: "search"}
 ALGORITHM = "tree_grpo"
 FURTHER = ("grpo", "reinforce_pp")
+LEAVES = 6
+"""Trajectories a prompt, as many as Tree-GRPO's."""
 QUICK = ("sft.steps=60", "trainer.steps=2", "trainer.eval_every=0", "rltr.test_questions=60", "rltr.entities=600",
          "rltr.train_questions=800")  # fmt: skip
 SHARED = ("worlds", "initial-model", "planner_sft")
@@ -39,7 +41,7 @@ GAIN = 0.20
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", type=int, nargs="+", default=[3, 4, 5], help="seeds to run")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[6, 7, 8], help="seeds to run")
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS), help="presets to run")
     parser.add_argument("--algorithms", nargs="*", default=FURTHER, help=f"of RLTR, besides {ALGORITHM}")
     parser.add_argument("--keep", type=Path, default=None, help="folder that keeps the runs, and goes on with them")
@@ -96,7 +98,7 @@ def of_world(bench: Bench, world: str, args: argparse.Namespace) -> list[Figure]
     target = None if args.quick else GAIN
     figures = [*gains(table, f"{WORLDS[world]}, {ALGORITHM}", target), *means(table, WORLDS[world])]
     for algorithm in args.algorithms if main else ():
-        name, other = f"{world}-{algorithm}", (preset[0], f"algorithm={algorithm}")
+        name, other = f"{world}-{algorithm}", (preset[0], f"algorithm={algorithm}", f"algorithm.chains={LEAVES}")
         bench.share(world, name, *other)
         found = bench.compare(name, ("planner_sft", "rltr"), *other)
         print(f"\n## {WORLDS[world]}, {algorithm}\n\n{found.markdown()}", flush=True)
