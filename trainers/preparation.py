@@ -119,7 +119,7 @@ class Preparation:
         by_token = "token_rewards" in wanted
         if rewards:
             charge(groups, rewards, by_token=by_token)
-        if by_token:
+        if by_token and self.kl_reward is not None:  # without a KL tokens have no rewards of their own
             signals["token_rewards"] = rewards
         return signals
 

@@ -114,6 +114,17 @@ def test_every_algorithm_trains_both_agents_by_completeness(
     assert {row["tree/reward/completeness"] for row in found} - {0.0, 1.0}
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "reinforce_pp"])
+def test_rules_of_token_rewards_train_without_a_kl(
+    make_config: Callable[..., RunConfig], free: str, tmp_path: Path, algorithm: str
+) -> None:
+    """With ``kl_coef=0`` no token has a reward of its own; the leaf's still reaches every token."""
+    out = tmp_path / "run"
+    length = "reward.scorer_args.penalties.max_argument=5"
+    train(make_config(f"algorithm={algorithm}", "algorithm.kl_coef=0", SCORER, length, free, f"out={out}"))
+    assert all(row["total/skipped_updates"] == 0 and row["actor/grad_norm"] > 0 for row in rows(out))
+
+
 @pytest.mark.parametrize("algorithm", ["tree_grpo"])
 def test_completeness_trains(make_config: Callable[..., RunConfig], free: str, tmp_path: Path, algorithm: str) -> None:
     out, steps = tmp_path / "run", 2 if algorithm == "tree_grpo" else 1
