@@ -6,11 +6,11 @@ import copy
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turntree.errors import ConfigError
+from turntree.quiet import quiet_progress
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,6 @@ __all__ = [
     "is_model_folder",
     "load_model",
     "load_tokenizer",
-    "quiet_progress",
     "save_model",
     "save_weights",
 ]
@@ -128,21 +127,6 @@ def is_model_folder(folder: Path) -> bool:
 def count_parameters(model: torch.nn.Module, *, trainable: bool = False) -> int:
     """Number of parameters, shared ones once; with ``trainable`` only those that require gradients."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad or not trainable)
-
-
-@contextmanager
-def quiet_progress() -> Iterator[None]:
-    """No progress bars of transformers inside: one small file needs none beside the caller's own."""
-    from transformers.utils import logging
-
-    library: Any = logging
-    shown = library.is_progress_bar_enabled()
-    library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            library.enable_progress_bar()
 
 
 def _refuse_pickles(path: str | Path) -> None:

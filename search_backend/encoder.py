@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,10 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from turntree.errors import ConfigError, DataError, MissingExtraError
+from turntree.quiet import quiet_progress
 from turntree.search_backend.families import Family, Layout, find_family, read_layout
 from turntree.search_backend.passage import Passage
 
-__all__ = ["Encoder", "EncoderSettings", "TransformerEncoder", "Vectors", "load_encoder", "passage_text"]
+__all__ = [
+    "Encoder",
+    "EncoderSettings",
+    "FolderEncoder",
+    "TransformerEncoder",
+    "Vectors",
+    "load_encoder",
+    "passage_text",
+]
 
 Vectors = npt.NDArray[np.float32]
 
@@ -115,27 +123,38 @@ def passage_text(passage: Passage) -> str:
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
 
 
-class TransformerEncoder:
-    """A sentence-transformers model. Batches are sorted by length; vectors come back as float32 in the given order.
-    Safe to share between threads; pickling carries the settings and loads the model again.
+class FolderEncoder:
+    """What encoders of model folders share: layout, prefixes, and a fingerprint of files and settings.
 
-    Vectors of one text may differ in the last digits between batches of another make-up: the padding differs.
+    A subclass calls :meth:`_describe_as` once its model is loaded, and writes :meth:`_encode`. Pickling carries the
+    settings and loads the model again.
     """
+
+    _dimension: int
+    _identity: dict[str, Any]
+    _fingerprint: str
 
     def __init__(self, settings: EncoderSettings, layout: Layout | None = None) -> None:
         self.settings = settings
         self.layout = layout or read_layout(Path(settings.model))
         self.family = find_family(self.layout, settings.family)
         self.query_prefix, self.passage_prefix = choose_prefixes(settings, self.layout, self.family)
-        self._model = _load_model(settings)
-        self._lock = threading.Lock()  # fast tokenizers change their padding state while they work
-        self.pooling = self._set_pooling()
-        self.max_length = _set_length(self._model, settings)
-        self._dimension = int(self._model.get_embedding_dimension())
-        self._fingerprint = model_fingerprint(self.layout.folder, self._identity())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (TransformerEncoder, (self.settings,))
+        return (type(self), (self.settings,))
+
+    def _describe_as(self, *, dimension: int, pooling: str, max_length: int, dtype: str) -> None:
+        """Fix the length of a vector and the settings that change vectors."""
+        self._dimension = dimension
+        self._identity = {
+            "query_prefix": self.query_prefix,
+            "passage_prefix": self.passage_prefix,
+            "pooling": pooling,
+            "normalize": self.settings.normalize,
+            "max_length": max_length,
+            "dtype": dtype,
+        }
+        self._fingerprint = model_fingerprint(self.layout.folder, self._identity)
 
     @property
     def dimension(self) -> int:
@@ -149,7 +168,7 @@ class TransformerEncoder:
         return {
             "model": self.layout.folder.resolve().name,
             "family": self.family.name,
-            **self._identity(),
+            **self._identity,
             "dimension": self.dimension,
             "fingerprint": self.fingerprint,
         }
@@ -160,16 +179,30 @@ class TransformerEncoder:
     def encode_passages(self, passages: Sequence[Passage]) -> Vectors:
         return self._encode([self.passage_prefix + passage_text(passage) for passage in passages])
 
-    def _identity(self) -> dict[str, Any]:
-        """The settings that change vectors."""
-        return {
-            "query_prefix": self.query_prefix,
-            "passage_prefix": self.passage_prefix,
-            "pooling": self.pooling,
-            "normalize": self.settings.normalize,
-            "max_length": self.max_length,
-            "dtype": self.settings.dtype,
-        }
+    def _encode(self, texts: list[str]) -> Vectors:
+        """Rows [texts, dimension], float32."""
+        raise NotImplementedError(f"{type(self).__name__} must implement _encode()")
+
+
+class TransformerEncoder(FolderEncoder):
+    """A sentence-transformers model. Batches are sorted by length; vectors come back as float32 in the given order.
+    Safe to share between threads; pickling carries the settings and loads the model again.
+
+    Vectors of one text may differ in the last digits between batches of another make-up: the padding differs.
+    """
+
+    def __init__(self, settings: EncoderSettings, layout: Layout | None = None) -> None:
+        super().__init__(settings, layout)
+        self._model = _load_model(settings)
+        self._lock = threading.Lock()  # fast tokenizers change their padding state while they work
+        self.pooling = self._set_pooling()
+        self.max_length = _set_length(self._model, settings)
+        self._describe_as(
+            dimension=int(self._model.get_embedding_dimension()),
+            pooling=self.pooling,
+            max_length=self.max_length,
+            dtype=settings.dtype,
+        )
 
     def _encode(self, texts: list[str]) -> Vectors:
         if not texts:
@@ -239,21 +272,6 @@ def unit_rows(vectors: Vectors) -> Vectors:
     return scaled
 
 
-@contextmanager
-def quiet_loading() -> Iterator[None]:
-    """No progress bars of transformers for one small file, beside those of the caller."""
-    from transformers.utils import logging
-
-    library: Any = logging
-    shown = library.is_progress_bar_enabled()
-    library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            library.enable_progress_bar()
-
-
 def _load_model(settings: EncoderSettings) -> Any:
     """The model in evaluation mode. Pickled weights are not read."""
     try:
@@ -268,7 +286,7 @@ def _load_model(settings: EncoderSettings) -> Any:
     options = {"dtype": getattr(torch, settings.dtype), "use_safetensors": True}
     load: Callable[..., Any] = sentence_transformers.SentenceTransformer
     try:
-        with quiet_loading():
+        with quiet_progress():
             model = load(settings.model, device=device, local_files_only=True, model_kwargs=options)
     except LOADING_ERRORS as error:
         raise DataError(

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from turntree.errors import ConfigError, DataError, MissingExtraError, RetrievalError
+from turntree.quiet import quiet_progress
 from turntree.search_backend.bm25 import check_request
-from turntree.search_backend.encoder import LOADING_ERRORS, clean, model_fingerprint, passage_text, quiet_loading
+from turntree.search_backend.encoder import LOADING_ERRORS, clean, model_fingerprint, passage_text
 from turntree.search_backend.files import read_json
 from turntree.search_backend.passage import Passage, SearchBackend
 
@@ -170,7 +171,7 @@ def _load(settings: RerankSettings) -> Any:
 
     load: Callable[..., Any] = sentence_transformers.CrossEncoder
     try:
-        with quiet_loading():
+        with quiet_progress():
             return load(
                 settings.model,
                 device=None if settings.device == "auto" else settings.device,

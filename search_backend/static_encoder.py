@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,17 @@ import numpy.typing as npt
 from turntree.errors import ConfigError, DataError
 from turntree.search_backend.encoder import (
     EncoderSettings,
+    FolderEncoder,
     Vectors,
-    choose_prefixes,
     clean,
-    model_fingerprint,
-    passage_text,
     unit_rows,
 )
-from turntree.search_backend.families import Layout, find_family, read_layout
-from turntree.search_backend.passage import Passage
+from turntree.search_backend.families import Layout
 
 __all__ = ["StaticEncoder"]
 
 
-class StaticEncoder:
+class StaticEncoder(FolderEncoder):
     """Mean of the vectors of a text's tokens, scaled to length 1.
 
     Reads folders of sentence-transformers' ``StaticEmbedding`` and of model2vec: a ``tokenizer.json`` and a
@@ -34,55 +30,21 @@ class StaticEncoder:
     """
 
     def __init__(self, settings: EncoderSettings, layout: Layout | None = None) -> None:
-        self.settings = settings
-        self.layout = layout or read_layout(Path(settings.model))
+        super().__init__(settings, layout)
         if settings.pooling not in ("auto", "mean") or settings.dtype != "float32":
             raise ConfigError(
                 "a static encoder averages float32 vectors: expected pooling=auto and dtype=float32, found "
                 f"pooling={settings.pooling}, dtype={settings.dtype}"
             )
-        self.family = find_family(self.layout, settings.family)
-        self.query_prefix, self.passage_prefix = choose_prefixes(settings, self.layout, self.family)
         folder = _table_folder(self.layout)
         self._table = _read_table(folder / "model.safetensors")
         self._tokenizer = _read_tokenizer(folder / "tokenizer.json", settings.max_length)
-        self._fingerprint = model_fingerprint(self.layout.folder, self._identity())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (StaticEncoder, (self.settings,))
-
-    @property
-    def dimension(self) -> int:
-        return int(self._table.shape[1])
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "model": self.layout.folder.resolve().name,
-            "family": self.family.name,
-            **self._identity(),
-            "dimension": self.dimension,
-            "fingerprint": self.fingerprint,
-        }
-
-    def encode_queries(self, queries: Sequence[str]) -> Vectors:
-        return self._encode([self.query_prefix + query for query in queries])
-
-    def encode_passages(self, passages: Sequence[Passage]) -> Vectors:
-        return self._encode([self.passage_prefix + passage_text(passage) for passage in passages])
-
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "query_prefix": self.query_prefix,
-            "passage_prefix": self.passage_prefix,
-            "pooling": "static mean",
-            "normalize": self.settings.normalize,
-            "max_length": self.settings.max_length,
-            "dtype": "float32",
-        }
+        self._describe_as(
+            dimension=int(self._table.shape[1]),
+            pooling="static mean",
+            max_length=settings.max_length,
+            dtype="float32",
+        )
 
     def _encode(self, texts: list[str]) -> Vectors:
         found = np.zeros((len(texts), self.dimension), np.float32)

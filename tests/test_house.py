@@ -24,6 +24,7 @@ ROOMS = ("search_backend", "envs", "agents", "trainers", "configs")
 FLOORS = {
     "errors": 0,
     "http": 0,
+    "quiet": 0,
     "search_backend": 0,
     "envs": 1,
     "agents": 2,
@@ -38,6 +39,7 @@ FLOORS = {
 def modules() -> list[Path]:
     files = [file for room in ROOMS for file in (ROOT / room).rglob("*.py")]
     files += (ROOT / "src" / "turntree").glob("*.py")
+    files += (ROOT / "src" / "turntree" / "commands").glob("*.py")
     assert len(files) > 60
     return files
 
@@ -66,10 +68,15 @@ def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def floor_of(file: Path) -> int:
+def room_of(file: Path) -> str:
     inside = file.relative_to(ROOT)
-    room = inside.parts[0] if inside.parts[0] in ROOMS else file.stem
-    return FLOORS.get(room, 0)
+    if inside.parts[0] in ROOMS:
+        return inside.parts[0]
+    return inside.parts[2] if len(inside.parts) > 3 else file.stem  # src/turntree/<package>/x.py or src/turntree/x.py
+
+
+def floor_of(file: Path) -> int:
+    return FLOORS.get(room_of(file), 0)
 
 
 # Links ----------------------------------------------------------------------------------------------------------------
@@ -155,10 +162,11 @@ def test_no_room_is_imported_by_its_bare_name() -> None:
 
 def test_the_ground_floors_need_no_torch() -> None:
     """turntree.search_backend and turntree.envs load without torch and transformers; so does the command line."""
+    light = ("cli", "cli_exchange", "commands")
     heavy = [
         f"{file.relative_to(ROOT)}, line {line}: {name}"
         for file in modules()
-        if (floor_of(file) <= 1 or file.stem in ("cli", "commands")) and file != ROOT / "envs" / "torchrl.py"
+        if (floor_of(file) <= 1 or room_of(file) in light) and file != ROOT / "envs" / "torchrl.py"
         for name, line, now in imports(file)
         if now and name.split(".")[0] in ("torch", "transformers", "tensordict", "torchrl")
     ]

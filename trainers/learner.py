@@ -14,10 +14,10 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -127,16 +127,6 @@ RESUME_KEYS = (
 )
 
 __all__ = ["PolicyStepper", "TrainResult", "train"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """Scorers and finishers, closed together."""
-
-    parts: tuple[Any, ...]
-
-    def close(self) -> None:
-        close_all(*self.parts)
 
 
 class PolicyStepper(OptimizationStepper):  # type: ignore[misc]
@@ -402,9 +392,11 @@ class _Run:
     # -- stages -------------------------------------------------------------------------------------------------------
 
     def train(self) -> TrainResult:
+        judges = ExitStack()
+        judges.callback(close_all, self.scorer, self.finisher, self.dev_finisher)
         with (
             closing(self.bench),
-            closing(_Parts((self.scorer, self.finisher, self.dev_finisher))),
+            judges,
             stop_on_interrupt("training step") as self.interrupted,
             self._resume_or_start() as self.metrics,
         ):

@@ -156,7 +156,7 @@ def _search_qa(
     env = config.env
     name = _questions(env, split) if loaded is None else str(loaded[0])
     path = questions_file(name)
-    rows = load_questions(path) if loaded is None else list(loaded[1])
+    rows = _rows(path, split) if loaded is None else list(loaded[1])
     if not rows:
         raise DataError(f"{_option(split)}: expected at least one question, found none in {path}")
     grammar, prompt, tools = load_env(env)
@@ -186,6 +186,13 @@ def _search_qa(
 def questions_file(name: str) -> Path:
     """The file itself, or ``questions.jsonl`` in a folder."""
     return Path(name) / "questions.jsonl" if Path(name).is_dir() else Path(name)
+
+
+def _rows(path: Path, split: Split) -> list[Question]:
+    try:
+        return list(load_questions(path))
+    except DataError as error:
+        raise DataError(f"{_option(split)}: {error}") from error
 
 
 def _questions(env: EnvConfig, split: Split) -> str:

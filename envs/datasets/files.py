@@ -205,7 +205,7 @@ def _delimited(path: Path) -> tuple[str, Iterator[Row]]:
     try:
         first_line, first = next(records)
     except StopIteration:
-        raise DataError(f"{path}: expected questions, found blank lines only") from None
+        raise DataError(f"{path}: expected at least one question, found blank lines only") from None
     kind = "tsv" if _delimiter(path) == "\t" else "csv"
     if find(dict.fromkeys(first, ""), QUESTION_KEYS) is not None:
         return kind, _headed(path, first, records)

@@ -1,4 +1,4 @@
-"""`import turntree.envs` is cheap, in processor time (other work does not stretch it), and brings no deep learning."""
+"""`import turntree.envs` is cheap and brings no deep-learning library."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 
 CODE = """
 import json, sys, time
-start = time.process_time()
+start = time.perf_counter()
 import turntree.envs
-seconds = time.process_time() - start
+seconds = time.perf_counter() - start
 print(json.dumps([seconds, [m for m in ("torch", "transformers", "torchrl", "tensordict") if m in sys.modules]]))
 """
 

@@ -124,17 +124,18 @@ def test_chunks_of_the_vocabulary_projection_change_nothing(
     random_groups: Groups, tiny_llama: LlamaForCausalLM, chunk: int
 ) -> None:
     (pack,) = pack_groups(random_groups(2), max_pack_tokens=10_000)
-    whole = packed_logprobs(tiny_llama, pack, entropy=True)
-    parts = packed_logprobs(tiny_llama, pack, entropy=True, chunk=chunk)
+    model = copy.deepcopy(tiny_llama).double()  # in float32 the order of sums shows, by processor
+    whole = packed_logprobs(model, pack, entropy=True)
+    parts = packed_logprobs(model, pack, entropy=True, chunk=chunk)
     assert whole.entropy is not None
     assert parts.entropy is not None
     torch.testing.assert_close(parts.logp, whole.logp)
     torch.testing.assert_close(parts.entropy, whole.entropy)
     torch.testing.assert_close(
-        gradients(tiny_llama, (parts.logp + parts.entropy).sum()),
-        gradients(tiny_llama, (whole.logp + whole.entropy).sum()),
-        rtol=1e-4,
-        atol=5e-5,
+        gradients(model, (parts.logp + parts.entropy).sum()),
+        gradients(model, (whole.logp + whole.entropy).sum()),
+        rtol=1e-9,
+        atol=1e-10,
     )
 
 

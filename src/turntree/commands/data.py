@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from turntree.commands.console import console, say
+from turntree.commands.console import say, say_json
 from turntree.envs.datasets import (
     DATASETS,
     QuestionFile,
@@ -28,7 +28,7 @@ __all__ = ["run_data_convert", "run_data_list", "run_data_show"]
 def run_data_list(*, as_json: bool) -> None:
     """``turntree data list``."""
     if as_json:
-        console.print_json(json.dumps([asdict(spec) for spec in DATASETS.values()]))
+        say_json([asdict(spec) for spec in DATASETS.values()])
         return
     for spec in DATASETS.values():
         where = f"{spec.repo}/{spec.splits[spec.split]}" if spec.repo else "local files only"
@@ -44,7 +44,7 @@ def run_data_show(
     file, passport = _read(name, split, source, unanswerable, None)
     shown = [q.to_json() for q in file.questions[:questions]]
     if as_json:
-        console.print_json(json.dumps({**passport, "left_out": dict(file.left_out), "first": shown}))
+        say_json({**passport, "left_out": dict(file.left_out), "first": shown})
         return
     for key, value in passport.items():
         say(f"{key}: {value}")

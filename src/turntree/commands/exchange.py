@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from turntree.commands.console import console, say
+from turntree.commands.console import say, say_json
 from turntree.trainers.atomic import atomic_file
 
 __all__ = ["run_export", "run_import_config", "run_import_trees"]
@@ -52,7 +51,7 @@ def run_import_config(file: Path, *, base: Sequence[Path], out: Path | None, as_
         with atomic_file(out) as handle:
             handle.write(found.yaml().encode())
     if as_json:
-        console.print_json(json.dumps(asdict(found)))
+        say_json(asdict(found))
     else:
         for line in (*found.lines(), "", found.command()):
             say(line)

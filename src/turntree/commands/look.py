@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 import webbrowser
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Literal
 
-from turntree.commands.console import argument, console, say, silent, stage_bars
+from turntree.commands.console import argument, console, say, say_json, silent, stage_bars
 from turntree.errors import ConfigError
 from turntree.trainers.compose import compose
 
@@ -48,7 +47,7 @@ def run_doctor(overrides: Sequence[str], *, as_json: bool, corpus: str | None = 
     checks = doctor.diagnose(config)
     document = doctor.as_json(checks, config)
     if as_json:
-        console.print_json(json.dumps(document))
+        say_json(document)
     else:
         for line in doctor.lines(checks):
             say(line)
@@ -91,7 +90,7 @@ def run_audit(
     if out is not None:
         save_rows(out, rows)
     if as_json:
-        console.print_json(json.dumps(found.to_json()))
+        say_json(found.to_json())
         return
     for line in found.lines():
         say(line)
@@ -120,7 +119,7 @@ def run_check_env(
         env = Forkable(env, how or "auto")
     report = report_fork(env, laws=laws or None, seed=seed, turns=turns)
     if as_json:
-        console.print_json(json.dumps(report.to_json()))
+        say_json(report.to_json())
     else:
         say(str(report))
     if not report.ok:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from turntree.commands.console import Stopped, console, free_path, resumable, resume_hint, say, stage_bars
+from turntree.commands.console import Stopped, free_path, resumable, resume_hint, say, say_json, stage_bars
 from turntree.errors import EngineError
 from turntree.trainers.compose import compose
 
@@ -131,4 +130,4 @@ def run_quickstart(overrides: Sequence[str]) -> None:
             summary = quickstart(config, report=report)
         if summary.get("interrupted"):
             raise Stopped(f"stopped after step {summary['step']}; {resume_hint('quickstart', overrides)}")
-    console.print_json(json.dumps(summary))
+    say_json(summary)
