@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -64,13 +64,17 @@ def grow(
     finisher: Finisher | None = None,
     answers: Answers = "if_needed",
     on_tree: Callable[[Tree], None] | None = None,
+    on_counted: Callable[[Tree, Tally], None] | None = None,
+    only: Mapping[str, Collection[int]] | None = None,
 ) -> Rollout:
     """Grow ``plan.trees`` trees for every prompt and score their leaves.
 
     ``sampling`` gives temperature and stop strings; ``max_tokens`` of each turn follows from ``limits``. ``scorer``
     and ``finisher`` judge the finished trajectories of a round (default: the environment's own reward); the finisher is
     left out where the scorer needs no answer, unless ``answers`` is ``always``. ``on_tree`` is called
-    with every tree that is finished, for progress bars (with an adaptive plan most are finished at the end).
+    with every tree that is finished, for progress bars (with an adaptive plan most are finished at the end);
+    ``on_counted`` too, with what the tree used. ``only``: the indices of the trees to grow, by prompt uid (None: all);
+    each becomes what it would have become among the others, so an adaptive plan, which compares trees, refuses it.
 
     A trajectory that fails for outside reasons (a tool past its retries, an engine error, a scorer that cannot
     judge) is a leaf of status ``failed``, without a reward, counted by type in ``stats.errors``.
@@ -84,9 +88,11 @@ def grow(
     repeated = [uid for uid, n in Counter(p.uid for p in prompts).items() if n > 1]
     if repeated:
         raise ConfigError(f"prompt uids must be unique in a rollout, found twice: {repeated[:5]}; number the instances")
+    if only is not None and plan.adaptive is not None:
+        raise ConfigError("an adaptive plan moves budgets between all trees of a rollout; some of them cannot be grown")
     setting = Setting(core, dialogue, sampling, limits, run_seed)
     judging = functools.partial(score, scorer=scorer, finisher=finisher, answers=answers)
-    nursery = _Nursery(setting, engine, plan, judging, on_tree)
+    nursery = _Nursery(setting, engine, plan, judging, on_tree, on_counted, only)
     return nursery.run(prompts)
 
 
@@ -143,11 +149,15 @@ class _Nursery:
         plan: GrowthPlan,
         judging: Callable[[Sequence[Finished]], list[Scored]],
         on_tree: Callable[[Tree], None] | None,
+        on_counted: Callable[[Tree, Tally], None] | None,
+        only: Mapping[str, Collection[int]] | None,
     ) -> None:
         self.setting = setting
         self.plan = plan
         self.judging = judging
         self.on_tree = on_tree
+        self.on_counted = on_counted
+        self.only = only
         self.asynchronous = needs_of(plan.rule) == "any"
         self.engine = EngineDesk(engine)
         self.counter = CallCounter()
@@ -189,9 +199,12 @@ class _Nursery:
         """The trees of all prompts, one after the other, each made when there is room for it."""
         plan = self.plan
         for prompt in prompts:
+            indices = range(plan.trees) if self.only is None else sorted(self.only.get(prompt.uid, ()))
+            if not indices:
+                continue
             root = self._root(prompt)
             self.families.append([])
-            for index in range(plan.trees):
+            for index in indices:
                 # All trees of a prompt share one prefix handle, so that the engine computes the prompt once.
                 copy = replace(root, children=[])
                 task = prompt.task if isinstance(prompt.task, Question) else None
@@ -384,6 +397,8 @@ class _Nursery:
         growth.scheduled.clear()
         if self.on_tree is not None:
             self.on_tree(growth.tree)
+        if self.on_counted is not None:
+            self.on_counted(growth.tree, growth.tally)
 
     def _prune(self, growth: _Growth) -> None:
         leaves, keep = growth.tree.scored_leaves(), self.plan.kept_leaves
