@@ -15,6 +15,7 @@ from turntree.envs.metrics import Normalizer
 from turntree.errors import ConfigError
 from turntree.trainers.agent_config import AgentConfig
 from turntree.trainers.algorithm_config import AlgorithmConfig, built_in
+from turntree.trainers.cluster_config import ClusterConfig
 from turntree.trainers.coldstart_config import ColdStartConfig
 from turntree.trainers.eval_config import EvalConfig
 from turntree.trainers.options import at_least, finite, one_of, opt
@@ -23,6 +24,7 @@ from turntree.trainers.rltr_config import RltrConfig
 __all__ = [
     "AgentConfig",
     "AlgorithmConfig",
+    "ClusterConfig",
     "ColdStartConfig",
     "EngineConfig",
     "EnvConfig",
@@ -315,11 +317,13 @@ class RunConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     coldstart: ColdStartConfig = field(default_factory=ColdStartConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     rltr: RltrConfig = field(default_factory=RltrConfig)
 
     def __post_init__(self) -> None:
+        self._check_cluster()
         if self.agent.splits and self.reward.finisher:
             raise ConfigError(
                 f"reward.finisher={self.reward.finisher} writes the answers, and so does the summariser of "
@@ -331,6 +335,26 @@ class RunConfig:
                 f"trainer.importance_cap weighs the tokens of the clipped ratio, which algorithm.objective={objective} "
                 "takes the place of; set importance_cap=null"
             )
+
+    def _check_cluster(self) -> None:
+        if self.cluster.name == "local":
+            return
+        refused = {
+            "algorithm.adaptive moves budgets between all trees of a rollout, which no worker sees": (
+                self.algorithm.adaptive is not None
+            ),
+            "algorithm.source=teacher grows no trees": self.algorithm.source == "teacher",
+            "engine=openai cannot take the trainer's weights": self.engine.name == "openai",
+            "every worker would send its weights to the one server of engine=vllm_server; use engine=vllm": (
+                self.engine.name == "vllm_server"
+            ),
+            f"engine.sync={self.engine.sync} needs trainer and engine in one process; use engine.sync=folder": (
+                self.engine.name in ("vllm", "auto") and self.engine.sync != "folder"
+            ),
+        }
+        for reason, found in refused.items():
+            if found:
+                raise ConfigError(f"cluster={self.cluster.name}: {reason}")
 
 
 def documented_options(schema: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
