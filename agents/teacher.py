@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from turntree.agents.scorer import Finished, FinishedTurn
 from turntree.envs.core import Action, Pending, Step, ToolFailure, ToolResult
+from turntree.envs.datasets import gold_steps
 from turntree.envs.grammar.planner import DONE
 from turntree.envs.metrics import Normalizer, exact_match
 from turntree.envs.search_qa import SearchQACore, SearchQAState
@@ -373,11 +374,12 @@ class _Lookup:
 
 
 def _gold_steps(question: Question) -> tuple[Mapping[str, Any], ...]:
-    steps = question.metadata.get("steps")
-    if not isinstance(steps, tuple) or not steps:
+    steps = gold_steps(question.question, question.golden_answers, question.metadata)
+    if not steps:
         raise DataError(
-            f"question {question.id!r}: expected gold steps in metadata['steps'], found {steps!r:.60}; "
-            "a teacher needs a generated world, or questions with steps"
+            f"question {question.id!r}: expected metadata that tell the way to the answer ('steps' of a generated "
+            f"world, 'decomposition', 'evidences' or 'supporting_titles'), found {sorted(question.metadata)}; let an "
+            "engine play (coldstart.teacher=engine), or take a set with gold steps"
         )
     for step in steps:
         if not isinstance(step, Mapping) or not {"query", "answer"} <= step.keys():

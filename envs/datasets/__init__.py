@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from turntree.envs.datasets.contexts import Context
 from turntree.envs.datasets.corpus import ContextCorpus, corpus_from_contexts
+from turntree.envs.datasets.gold import gold_steps
 from turntree.envs.datasets.reading import (
     QuestionFile,
     Unanswerable,
@@ -24,6 +25,7 @@ __all__ = [
     "Unanswerable",
     "corpus_from_contexts",
     "dataset_spec",
+    "gold_steps",
     "join_questions",
     "load_dataset_questions",
     "load_questions",

@@ -9,10 +9,13 @@ from urllib.parse import unquote, urlsplit
 
 from turntree.envs.datasets.contexts import Context, fact_pairs, supporting_titles
 from turntree.envs.datasets.fields import decoded_list
+from turntree.envs.task import thaw
 
-__all__ = ["gold_metadata", "resolved"]
+__all__ = ["gold_metadata", "gold_steps", "resolved"]
 
 _HOPS = re.compile(r"(\d)hop\w*(?=__)")
+_QUALIFIER = re.compile(r"\s*\([^()]*\)$")
+_VERDICTS = frozenset(("yes", "no", "true", "false"))
 _REFERENCE = re.compile(r"#(\d+)")
 
 
@@ -38,6 +41,71 @@ def gold_metadata(metadata: Mapping[str, Any], *, id: object, contexts: Sequence
     if "reasoning_types" in metadata and "type" not in metadata:
         found["type"] = metadata["reasoning_types"]
     return found
+
+
+def gold_steps(question: str, answers: Sequence[str], metadata: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The searches that lead to the answer, as far as the metadata tell them; () where they do not.
+
+    Each has a ``query``, the ``answer`` that it brings, and, where they are known, ``subject`` and ``relation``,
+    ``supporting_id``, or ``parts`` (what a passage must name for the step to be told). In this order of preference:
+    ``steps`` as they are (generated worlds); ``decomposition`` (MuSiQue); ``evidences`` (2WikiMultihopQA); the
+    ``supporting_titles`` (HotpotQA), searched by title, those that the question names first. Where it names none, the
+    question itself is the first query. A title's step brings the next title, the last one the answer.
+    """
+    if isinstance(steps := metadata.get("steps"), (list, tuple)) and steps:
+        return tuple(steps)
+    if rows := metadata.get("decomposition"):
+        return _decomposed(rows)
+    if triples := _triples(thaw(metadata.get("evidences"))):
+        told = [tuple(_plain(cell) for cell in triple) for triple in triples]
+        if not all(map(all, told)):
+            return ()
+        return tuple({"query": f"{s} {r}", "answer": o, "subject": s, "relation": r} for s, r, o in told)
+    titles = [title for title in metadata.get("supporting_titles", ()) if _plain(str(title))]
+    if not titles or not answers:
+        return ()
+    compares = metadata.get("type") == "comparison" or answers[0].casefold() in _VERDICTS
+    return _title_steps(question, answers[0], titles, compares=compares)
+
+
+def _decomposed(rows: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    answers = [_plain(str(row.get("answer", ""))) for row in rows]
+    queries = [_plain(str(row.get("query") or resolved(str(row["question"]), answers))) for row in rows]
+    if not all(answers) or not all(queries):
+        return ()
+    return tuple(
+        {"query": query, "answer": answer} | ({"supporting_id": row["support"]} if row.get("support") else {})
+        for row, query, answer in zip(rows, queries, answers, strict=True)
+    )
+
+
+def _title_steps(question: str, answer: str, titles: Sequence[str], *, compares: bool) -> tuple[Mapping[str, Any], ...]:
+    """One search a title. What a step brings is not read off a text: it is told where its passage is found."""
+    words = question.casefold()
+    places = {title: words.find(_bare(title).casefold()) for title in titles}
+    named = sorted((title for title in titles if places[title] >= 0), key=lambda title: places[title])
+    # What is asked for is not searched by name before the passage that leads to it; else the order of the row stays.
+    others = sorted((t for t in titles if places[t] < 0), key=lambda t: _bare(t).casefold() == answer.casefold())
+    ordered = [*named, *others]
+    brings = ordered if compares else [*map(_bare, ordered[1:]), answer]
+    queries = [_bare(title) for title in ordered]
+    if not named:
+        queries[0] = _plain(question)
+    return tuple(
+        {"query": query, "answer": brought, "parts": (title,)}
+        for query, brought, title in zip(queries, brings, ordered, strict=True)
+    )
+
+
+def _bare(title: str) -> str:
+    """The title without what tells it from others of the same name: ``Get Low (song)`` gives ``Get Low``."""
+    plain = _plain(title)
+    return _QUALIFIER.sub("", plain) or plain
+
+
+def _plain(text: str) -> str:
+    """With single spaces: a turn's action is read without the white space around it."""
+    return " ".join(text.split())
 
 
 def _titles(metadata: Mapping[str, Any], contexts: Sequence[Context]) -> list[str]:
