@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from turntree.errors import ConfigError
 from turntree.trainers.expansion import ExpansionRule, chain, needs_of
 
-__all__ = ["Allowance", "Budget", "GrowthPlan", "Limits", "Prompt", "part"]
+__all__ = ["Allowance", "Budget", "GrowthPlan", "Limits", "Prompt", "Schedule", "part"]
+
+Schedule: TypeAlias = Literal["auto", "fixed", "overlap"]
+"""``fixed``: engine and tools take turns; ``overlap``: they work at the same time; ``auto``: ``overlap`` where the
+engine or a tool declares, by an attribute ``in_flight``, how much it takes at the same time."""
 
 
 def part(total: int, index: int, parts: int) -> int:
@@ -160,7 +164,8 @@ class Limits:
     A failed tool call is repeated ``tool_retries`` times, after ``tool_backoff_s`` seconds, doubled each time (the
     turn is not sampled again); an aborted generation is repeated ``engine_retries`` times.
     ``max_concurrent_trees`` bounds memory (trees that wait for others in an adaptive plan are not counted),
-    ``max_batch_requests`` the size of one engine call.
+    ``max_batch_requests`` the size of one engine call, or the requests in flight of an engine that takes them one by
+    one. ``schedule``: whether searches and generation overlap; see :data:`Schedule`.
     """
 
     max_turn_tokens: int
@@ -171,8 +176,11 @@ class Limits:
     engine_retries: int = 2
     max_concurrent_trees: int | None = None
     max_batch_requests: int | None = None
+    schedule: Schedule = "auto"
 
     def __post_init__(self) -> None:
+        if self.schedule not in get_args(Schedule):
+            raise ConfigError(f"schedule={self.schedule!r}: expected one of {', '.join(get_args(Schedule))}")
         for name in ("max_turn_tokens", "max_context_tokens", "max_response_tokens"):
             _at_least(name, getattr(self, name), 1)
         for name in ("tool_retries", "tool_backoff_s", "engine_retries"):

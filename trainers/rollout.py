@@ -1,35 +1,43 @@
 """Growing trees: many episodes of many trees at once, with one engine and one batch of tools.
 
 Rounds are a logical clock of each tree: there is no barrier between trees. Whatever turns are ready, of any tree, form
-the engine's next batch; whatever tool calls are pending are executed together. What a tree becomes does not depend on
-that schedule: a child's ordinal, and with it every seed, is fixed when the child is scheduled. Only an adaptive plan
-makes trees wait, outside the bound on trees in flight: for the first chains of their prompt, then for the deal.
+the engine's next batch. What a tree becomes does not depend on the schedule: a child's ordinal, and with it every seed,
+is fixed when the child is scheduled. Only an adaptive plan makes trees wait, outside the bound on trees in flight: for
+the first chains of their prompt, then for the deal.
+
+There are two schedules. In the ``fixed`` one engine batches and batches of tool calls take turns in one thread, so the
+same run makes the same batches. In the ``overlap`` one tool calls run in threads while the engine generates for other
+rows, and so do requests to an engine that takes them one by one. Trees change in this thread only, in both.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from turntree.agents.dialogue import Dialogue
-from turntree.agents.engines.protocol import Engine, Prefix, Request, SamplingParams
-from turntree.agents.scorer import Answers, Failed, Finished, FinishedTurn, Finisher, Scored, Scorer, score
-from turntree.envs.core import ToolCall, TurnCore
+from turntree.agents.engines.protocol import Engine, Generation, Prefix, Request, SamplingParams
+from turntree.agents.scorer import Answers, Failed, Finisher, Scored, Scorer
+from turntree.envs.core import TurnCore
 from turntree.envs.task import FrozenDict, Question
-from turntree.envs.tools import CallCounter, execute
 from turntree.errors import ConfigError, TurnTreeError
 from turntree.trainers.adaptive import allowances, is_certain, left_over, rewards_differ
 from turntree.trainers.credit import drop_small_groups
-from turntree.trainers.desk import EngineDesk
+from turntree.trainers.desk import EngineDesk, JudgeDesk, Judging
 from turntree.trainers.episode import Ask, Episode, Setting, as_failure, failed_leaf
 from turntree.trainers.expansion import Expansion, needs_of
+from turntree.trainers.growth import Growth, Job, as_finished, reward, total
+from turntree.trainers.inbox import Inbox
 from turntree.trainers.plan import Allowance, Budget, GrowthPlan, Limits, Prompt
 from turntree.trainers.seeds import derive_rng, derive_seed
 from turntree.trainers.tally import RolloutStats, Tally
+from turntree.trainers.tool_desk import ToolDesk, in_flight, overlaps
 from turntree.trainers.tree import Group, Node, Tree
 
 __all__ = ["Budget", "GrowthPlan", "Limits", "Prompt", "Rollout", "RolloutStats", "grow"]
@@ -80,7 +88,8 @@ def grow(
     judge) is a leaf of status ``failed``, without a reward, counted by type in ``stats.errors``.
 
     Equal arguments give equal trees whatever the batches were, given an engine whose draws depend on the request
-    alone, and except for rules that declare ``needs = "any"``.
+    alone, and except for rules that declare ``needs = "any"``. An engine whose rounding depends on the batch needs
+    ``limits.schedule = "fixed"`` for it.
 
     Raises ``ConfigError`` for repeated prompt uids and for rules or scorers that break their contract, ``EngineError``
     when the engine answers nothing at all, or no more.
@@ -91,90 +100,63 @@ def grow(
     if only is not None and plan.adaptive is not None:
         raise ConfigError("an adaptive plan moves budgets between all trees of a rollout; some of them cannot be grown")
     setting = Setting(core, dialogue, sampling, limits, run_seed)
-    judging = functools.partial(score, scorer=scorer, finisher=finisher, answers=answers)
+    judging = Judging(scorer, finisher, answers)
     nursery = _Nursery(setting, engine, plan, judging, on_tree, on_counted, only)
     return nursery.run(prompts)
 
 
-@dataclass(eq=False, slots=True)
-class _Growth:
-    """One tree while it grows: ``picks`` expansions of its rounds are behind it, ``left`` may follow.
-
-    ``family`` are the trees of its prompt. In an adaptive plan, ``certain`` says whether its first chains were (None:
-    still running), ``given`` what the deal brought it.
-    """
-
-    prompt: Prompt
-    tree: Tree
-    budget: Budget
-    left: int
-    family: list[_Growth]
-    tally: Tally = field(default_factory=Tally)
-    running: int = 0
-    picks: int = 0
-    certain: bool | None = None
-    given: Allowance = field(default_factory=Allowance)
-    landed: list[Node] = field(default_factory=list)
-    scheduled: dict[Node, int] = field(default_factory=dict)
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether there are trajectories that run, or that landed and were not scored yet."""
-        return bool(self.running or self.landed)
-
-    def next_ordinal(self, parent: Node) -> int:
-        """The ordinal of the next child of ``parent``, counting children whose turn is still being sampled."""
-        # An inner node's first child is its own chain's next turn, scheduled when the node was made.
-        ordinal = self.scheduled.get(parent, 0 if parent is self.tree.root else 1)
-        self.scheduled[parent] = ordinal + 1
-        return ordinal
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """An episode that waits for ``ask`` to be answered."""
-
-    growth: _Growth
-    episode: Generator[Ask, Any, Node]
-    ask: Ask
-
-
 class _Nursery:
-    """All growing trees of a rollout, and the two queues of what their episodes wait for."""
+    """All growing trees of a rollout, and what their episodes wait for."""
 
     def __init__(
         self,
         setting: Setting,
         engine: Engine,
         plan: GrowthPlan,
-        judging: Callable[[Sequence[Finished]], list[Scored]],
+        judging: Judging,
         on_tree: Callable[[Tree], None] | None,
         on_counted: Callable[[Tree, Tally], None] | None,
         only: Mapping[str, Collection[int]] | None,
     ) -> None:
+        limits = setting.limits
         self.setting = setting
         self.plan = plan
-        self.judging = judging
         self.on_tree = on_tree
         self.on_counted = on_counted
         self.only = only
         self.asynchronous = needs_of(plan.rule) == "any"
+        self.inbox = Inbox()
+        overlap = overlaps(limits.schedule, engine, setting.core.tools)
         self.engine = EngineDesk(engine)
-        self.counter = CallCounter()
-        self.growing: list[_Growth] = []
-        self.families: list[list[_Growth]] = []
-        self.resumable: deque[_Growth] = deque()
+        slots = in_flight(engine) if overlap else 0
+        self.slots = min(slots, limits.max_batch_requests or slots)
+        self.asked = 0
+        self.tools = ToolDesk(
+            setting.core.tools,
+            retries=limits.tool_retries,
+            backoff_s=limits.tool_backoff_s,
+            inbox=self.inbox if overlap else None,
+        )
+        self.judge = JudgeDesk(judging, self.inbox if overlap else None)
+        self.growing: dict[Growth, None] = {}
+        self.ended: dict[Growth, None] = {}
+        self.places = itertools.count()
+        self.families: list[list[Growth]] = []
+        self.resumable: deque[Growth] = deque()
         self.dealt = plan.adaptive is None
         self.moved_used = 0
-        self.turns: deque[_Job] = deque()
-        self.calls: list[_Job] = []
+        self.turns: deque[Job] = deque()
 
     def run(self, prompts: Sequence[Prompt]) -> Rollout:
         seeds = self._plant(prompts)
-        while self._fill(seeds) or (self._deal() and self._fill(seeds)):
-            self._generate()
-            self._execute()
-            self._end_rounds()
+        with self.inbox:
+            while self._fill(seeds) or (self._deal() and self._fill(seeds)):
+                self._generate()
+                self.inbox.take()
+                self.tools.start()
+                if not self._busy():
+                    self._wait()
+                self._end_rounds()
         self.engine.check()
         groups = tuple(Group(f[0].prompt.uid, [g.tree for g in f]) for f in self.families)
         stats = self._stats()
@@ -184,9 +166,9 @@ class _Nursery:
     def _stats(self) -> RolloutStats:
         given = [g.given for f in self.families for g in f]
         return RolloutStats.of(
-            ((_sum(f), sum((g.given for g in f), Allowance())) for f in self.families),
+            ((total(f), sum((g.given for g in f), Allowance())) for f in self.families),
             trees=sum(map(len, self.families)),
-            tool_attempts=sum(self.counter.attempts.values()),
+            tool_attempts=self.tools.attempts,
             budget=self.plan.budget,
             settled=sum(all(g.certain for g in f) for f in self.families),
             moved=sum((g for g in given if g.expansions > 0), Allowance()),
@@ -195,7 +177,7 @@ class _Nursery:
 
     # Trees
 
-    def _plant(self, prompts: Sequence[Prompt]) -> Generator[_Growth, None, None]:
+    def _plant(self, prompts: Sequence[Prompt]) -> Generator[Growth, None, None]:
         """The trees of all prompts, one after the other, each made when there is room for it."""
         plan = self.plan
         for prompt in prompts:
@@ -211,7 +193,7 @@ class _Nursery:
                 share = (plan.budget or Budget()).share(index, plan.trees)
                 seed = derive_seed(self.setting.run_seed, prompt.uid, index, "tree")
                 tree = Tree(copy, prompt.uid, index, task, seed=seed)
-                growth = _Growth(prompt, tree, share, plan.rounds * plan.expansions, self.families[-1])
+                growth = Growth(prompt, tree, share, plan.rounds * plan.expansions, self.families[-1])
                 growth.family.append(growth)
                 yield growth
 
@@ -226,7 +208,7 @@ class _Nursery:
             return Node(branchable=False, info=info)
         return Node(observation_ids=ids, observation=text, state=state, prefix=Prefix(ids))
 
-    def _fill(self, seeds: Generator[_Growth, None, None]) -> bool:
+    def _fill(self, seeds: Generator[Growth, None, None]) -> bool:
         """Go on with trees that waited, then start new ones, while there is room; whether any tree is in flight."""
         limit = self.setting.limits.max_concurrent_trees
         while limit is None or len(self.growing) < limit:
@@ -242,78 +224,106 @@ class _Nursery:
                 for _ in range(self.plan.chains):
                     self._launch(growth, growth.tree.root, Node())
             if growth.in_flight:
-                self.growing.append(growth)
+                growth.place = next(self.places)
+                self.growing[growth] = None
         return bool(self.growing)
 
-    def _launch(self, growth: _Growth, parent: Node, origin: Node) -> None:
+    def _launch(self, growth: Growth, parent: Node, origin: Node) -> None:
         """Schedule one trajectory from ``parent``."""
         ordinal = growth.next_ordinal(parent)
         if "error" in parent.info:  # the prompt itself could not be made
             growth.tally.trajectories += 1
             leaf = failed_leaf(ordinal, Failed(parent.info["error"], parent.info["message"]))
-            growth.landed.append(parent.add_child(leaf))
+            self._land(growth, parent.add_child(leaf))
             return
         growth.running += 1
         episode = Episode(self.setting, growth.tree, growth.tally).play(parent, ordinal, origin)
         self._resume(growth, episode, None)
 
-    def _resume(self, growth: _Growth, episode: Generator[Ask, Any, Node], reply: Any) -> None:
+    def _resume(self, growth: Growth, episode: Generator[Ask, Any, Node], reply: Any) -> None:
         try:
             ask = episode.send(reply)
         except StopIteration as end:
             growth.running -= 1
-            growth.landed.append(end.value)
+            self._land(growth, end.value)
             return
-        job = _Job(growth, episode, ask)
-        (self.turns if isinstance(ask, Request) else self.calls).append(job)
+        if isinstance(ask, Request):
+            self.turns.append(Job(growth, episode, ask))
+        else:
+            self.tools.put(ask, functools.partial(self._resume, growth, episode))
+
+    def _land(self, growth: Growth, leaf: Node) -> None:
+        growth.landed.append(leaf)
+        if self.asynchronous or not growth.running:
+            self.ended[growth] = None
 
     # Batches
 
     def _generate(self) -> None:
+        """One batch by this thread, or as many requests as the engine still takes, each in a thread of its own."""
+        if self.slots:
+            while self.turns and self.asked < self.slots:
+                job = self.turns.popleft()
+                self.asked += 1
+                work, then = functools.partial(self.engine.ask, [job.ask]), functools.partial(self._replied, [job])
+                self.inbox.submit("engine", self.slots, work, then)
+            return
         size = min(len(self.turns), self.setting.limits.max_batch_requests or len(self.turns))
         jobs = [self.turns.popleft() for _ in range(size)]
-        requests = [job.ask for job in jobs if isinstance(job.ask, Request)]
-        for index, reply in self.engine.ask(requests):
+        self.asked += size
+        self._replied(jobs, self.engine.ask([job.ask for job in jobs]))
+
+    def _replied(self, jobs: Sequence[Job], replies: Sequence[tuple[int, Generation | Failed]]) -> None:
+        self.asked -= len(jobs)
+        for index, reply in replies:
             self._resume(jobs[index].growth, jobs[index].episode, reply)
 
-    def _execute(self) -> None:
-        jobs, self.calls = self.calls, []
-        calls = [call for job in jobs for call in _calls(job)]
-        if not calls:
-            return
-        limits = self.setting.limits
-        outcomes = execute(
-            self.setting.core.tools,
-            calls,
-            retries=limits.tool_retries,
-            backoff_s=limits.tool_backoff_s,
-            counter=self.counter,
-        )
-        rest = iter(outcomes)
-        for job in jobs:
-            self._resume(job.growth, job.episode, [next(rest) for _ in _calls(job)])
+    def _busy(self) -> bool:
+        """Whether there is something to do before anything arrives."""
+        return bool(self.turns and (not self.slots or self.asked < self.slots)) or self._may_judge()
+
+    def _wait(self) -> None:
+        """Until something arrives or a tool call is to be tried again."""
+        if self.inbox.pending:
+            self.inbox.take(self.tools.wait_s())
+        else:
+            time.sleep(self.tools.wait_s() or 0.0)
 
     # Rounds
 
+    def _may_judge(self) -> bool:
+        return bool(self.ended) and not self.judge.busy
+
     def _end_rounds(self) -> None:
         """Score what landed in trees whose round is over, then start their next round or finish them."""
-        ready = [g for g in self.growing if not g.running or (self.asynchronous and g.landed)]
-        self._score([(g, leaf) for g in ready for leaf in g.landed])
+        if not self._may_judge():
+            return
+        ended, self.ended = self.ended, {}
+        ready = sorted((g for g in ended if self.asynchronous or not g.running), key=lambda g: g.place)
+        live: list[tuple[Growth, Node]] = []
         for growth in ready:
-            landed, growth.landed = len(growth.landed), []
-            if self._waits(growth):
-                continue
-            for _ in range(landed if self.asynchronous else 1):
-                self._expand(growth)
-            self._end(growth)
-        self.growing = [g for g in self.growing if g.in_flight]
+            live += [(growth, leaf) for leaf in growth.landed if leaf.status != "failed"]
+            growth.judged, growth.landed = len(growth.landed), []
+        self.judge.ask([as_finished(*pair) for pair in live], functools.partial(self._go_on, ready, live))
 
-    def _end(self, growth: _Growth) -> None:
+    def _go_on(self, ready: Sequence[Growth], live: Sequence[tuple[Growth, Node]], scored: Sequence[Scored]) -> None:
+        for (_, leaf), outcome in zip(live, scored, strict=True):
+            reward(leaf, outcome)
+        for growth in ready:
+            landed, growth.judged = growth.judged, 0
+            if not self._waits(growth):
+                for _ in range(landed if self.asynchronous else 1):
+                    self._expand(growth)
+                self._end(growth)
+            if not growth.in_flight:
+                self.growing.pop(growth, None)
+
+    def _end(self, growth: Growth) -> None:
         """Finish a tree that grows no more, unless the deal may still extend it."""
         if self.dealt and not growth.in_flight:
             self._finish(growth)
 
-    def _expand(self, growth: _Growth) -> None:
+    def _expand(self, growth: Growth) -> None:
         """One round of the tree, or one pick of an asynchronous rule; nothing once plan or budget is used up."""
         tree, plan = growth.tree, self.plan
         used = replace(growth.tally, trajectories=growth.tally.trajectories + growth.running)
@@ -337,7 +347,7 @@ class _Nursery:
 
     # Adaptive budgets
 
-    def _waits(self, growth: _Growth) -> bool:
+    def _waits(self, growth: Growth) -> bool:
         """Whether a tree whose first chains just ended has to wait for those of its prompt's other trees."""
         if self.plan.adaptive is None or growth.certain is not None:
             return False
@@ -355,7 +365,7 @@ class _Nursery:
             return False
         self.dealt = True
         settled = [f for f in self.families if all(g.certain for g in f)]
-        surplus = [left_over(self.plan, _sum(f)) for f in settled]
+        surplus = [left_over(self.plan, total(f)) for f in settled]
         heirs = self._heirs()
         shares = allowances(sum(surplus, Allowance()), len(heirs))
         for family, given in zip(settled, surplus, strict=True):
@@ -367,9 +377,9 @@ class _Nursery:
             self._finish(growth)
         return bool(shares)
 
-    def _heirs(self) -> list[_Growth]:
+    def _heirs(self) -> list[Growth]:
         """The trees that may be given more, in the order of the deal; see ``turntree.trainers.adaptive``."""
-        order: list[tuple[bool, int, int, _Growth]] = []
+        order: list[tuple[bool, int, int, Growth]] = []
         for place, family in enumerate(self.families):
             if family[0].tree.root.branchable and not all(g.certain for g in family):
                 alike = not rewards_differ(g.tree for g in family)
@@ -388,7 +398,7 @@ class _Nursery:
                 f"branchable {pick.parent.branchable}); it must choose open, branchable nodes of the tree it was given"
             )
 
-    def _finish(self, growth: _Growth) -> None:
+    def _finish(self, growth: Growth) -> None:
         """Prune, count, let go of the engine's handles, and hand the tree over."""
         self._prune(growth)
         growth.tally.close(growth.tree)
@@ -400,7 +410,7 @@ class _Nursery:
         if self.on_counted is not None:
             self.on_counted(growth.tree, growth.tally)
 
-    def _prune(self, growth: _Growth) -> None:
+    def _prune(self, growth: Growth) -> None:
         leaves, keep = growth.tree.scored_leaves(), self.plan.kept_leaves
         if keep is None or len(leaves) <= keep:
             return
@@ -408,23 +418,6 @@ class _Nursery:
         chosen = set(rng.choice(len(leaves), size=keep, replace=False).tolist())
         for i, leaf in enumerate(leaves):
             leaf.pruned = i not in chosen
-
-    # Scores
-
-    def _score(self, landed: Sequence[tuple[_Growth, Node]]) -> None:
-        live = [(g, leaf) for g, leaf in landed if leaf.status != "failed"]
-        finished = [_finished(g, leaf) for g, leaf in live]
-        for (_, leaf), scored in zip(live, self.judging(finished), strict=True):
-            if scored.finished is not None and scored.finished.answer != leaf.info.get("answer"):
-                leaf.info = FrozenDict({**leaf.info, "answer": scored.finished.answer})
-            if isinstance(scored.reward, Failed):
-                leaf.status = "failed"
-                leaf.info = FrozenDict({**leaf.info, "error": scored.reward.kind, "message": scored.reward.message})
-            else:
-                leaf.reward = scored.reward
-                if scored.parts:
-                    parts = {**leaf.info.get("reward_parts", {}), **scored.parts}
-                    leaf.info = FrozenDict({**leaf.info, "reward_parts": parts})
 
 
 def _warn(groups: Sequence[Group], stats: RolloutStats) -> None:
@@ -439,29 +432,4 @@ def _warn(groups: Sequence[Group], stats: RolloutStats) -> None:
         stats.trajectories,
         ", ".join(f"{kind} x {n}" for kind, n in sorted(stats.errors.items())),
         first.info["message"] or first.info["error"],
-    )
-
-
-def _calls(job: _Job) -> tuple[ToolCall, ...]:
-    return job.ask if isinstance(job.ask, tuple) else ()
-
-
-def _sum(growths: Sequence[_Growth]) -> Tally:
-    total = Tally()
-    for growth in growths:
-        total.add(growth.tally)
-    return total
-
-
-def _finished(growth: _Growth, leaf: Node) -> Finished:
-    path = leaf.trajectory()
-    return Finished(
-        task=growth.prompt.task,
-        prompt=growth.tree.root.observation,
-        turns=tuple(FinishedTurn(n.text, n.action, n.observation, n.info) for n in path),
-        status="answered" if leaf.status == "answered" else "truncated",
-        answer=leaf.info.get("answer"),
-        reward=sum(n.step_reward for n in path),
-        state=leaf.state,
-        info=leaf.info,
     )
