@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import BaseCollector
 
-from turntree.envs.task import FrozenDict, Question
+from turntree.envs.task import Question
 from turntree.trainers.credit import Advantages
 from turntree.trainers.packing import Pack
 from turntree.trainers.preparation import Preparation
@@ -28,7 +29,7 @@ from turntree.trainers.seeds import derive_seed
 from turntree.trainers.shaping import has_signal
 from turntree.trainers.tree import Group, Node
 
-__all__ = ["Collected", "PromptStream", "TreeCollector", "by_node"]
+__all__ = ["Collected", "PromptStream", "TreeCollector", "by_node", "token_columns"]
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class Collected:
     minibatches: list[list[Pack]]
     advantages: Advantages
     metrics: dict[str, float] = field(default_factory=dict)
+    values: dict[Node, npt.NDArray[np.float64]] = field(default_factory=dict)
 
 
 class TreeCollector(BaseCollector):  # type: ignore[misc]
@@ -150,6 +152,7 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
             minibatches=prepared.minibatches,
             advantages=prepared.advantages,
             metrics=prepared.metrics,
+            values=prepared.values,
         )
 
     def _sample(self) -> tuple[Rollout, dict[str, float]]:
@@ -167,7 +170,7 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
             "tree/sampling/batches": float(len(rollouts)),
             "tree/sampling/filtered_groups": float(len(groups) - sum(map(self._teaches, groups))),
         }
-        return Rollout(tuple(chosen), _joined([rollout.stats for rollout in rollouts])), metrics
+        return Rollout(tuple(chosen), RolloutStats.joined([rollout.stats for rollout in rollouts])), metrics
 
     def _teaches(self, group: Group) -> bool:
         """Whether a group has a signal, and enough scored leaves not to be dropped afterwards."""
@@ -194,16 +197,6 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
         self.next_step, self.next_batch = int(state_dict["next_step"]), int(state_dict["next_batch"])
 
 
-def _joined(parts: Sequence[RolloutStats]) -> RolloutStats:
-    """The counts of several rollouts, added up."""
-    total: dict[str, Any] = {}
-    for item in fields(RolloutStats):
-        values = [getattr(part, item.name) for part in parts]
-        tables = isinstance(values[0], FrozenDict)
-        total[item.name] = FrozenDict(sum((Counter(v) for v in values), Counter())) if tables else sum(values)
-    return RolloutStats(**total)
-
-
 def by_node(groups: Sequence[Group], advantages: Advantages) -> dict[tuple[Node, Node], float]:
     """Advantages keyed by (leaf, node), as the rollout store wants them; token-wise ones are averaged over a turn."""
     out: dict[tuple[Node, Node], float] = {}
@@ -215,6 +208,28 @@ def by_node(groups: Sequence[Group], advantages: Advantages) -> dict[tuple[Node,
                 value = row[i] if bounds is None else row[bounds[i] : bounds[i + 1]].mean()
                 out[leaf, node] = float(value)
     return out
+
+
+def token_columns(collected: Collected) -> dict[str, dict[Node, list[float]]]:
+    """What is known of single tokens beside log-probs, for the rollout store: values, and advantages of tokens.
+
+    A token's advantage is the mean over the leaves that share it; rules that credit whole turns have none.
+    """
+    columns = {"value": collected.values} if collected.values else {}
+    if collected.advantages.per == "token":
+        columns["advantage"] = _token_advantages(collected.groups, collected.advantages)
+    return {name: {node: column.tolist() for node, column in rows.items()} for name, rows in columns.items()}
+
+
+def _token_advantages(groups: Sequence[Group], advantages: Advantages) -> dict[Node, npt.NDArray[np.float64]]:
+    rows: dict[Node, list[npt.NDArray[np.float64]]] = {}
+    for group, values in zip(groups, advantages.values, strict=True):
+        for leaf, row in zip(group.scored_leaves(), values, strict=True):
+            path = leaf.trajectory()
+            parts = np.split(row, np.cumsum([len(node.turn_ids) for node in path])[:-1])
+            for node, part in zip(path, parts, strict=True):
+                rows.setdefault(node, []).append(part)
+    return {node: np.mean(parts, axis=0) for node, parts in rows.items()}
 
 
 def _warn_unparsed(step: int, share: float) -> None:

@@ -54,7 +54,7 @@ from turntree.trainers.checkpoint import (
     save_checkpoint,
 )
 from turntree.trainers.coldstart import demonstrations
-from turntree.trainers.collector import Collected, PromptStream, TreeCollector, by_node
+from turntree.trainers.collector import Collected, PromptStream, TreeCollector, by_node, token_columns
 from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
 from turntree.trainers.credit import credit_needs
@@ -515,7 +515,8 @@ class _Run:
         self._count(collected, step)
         collected.metrics["timing_s/update_actor"] = time.monotonic() - self.update_start
         collected.metrics.update(update_metrics(self.stepper.take_metrics()) | step_metrics(collected.metrics))
-        self.store.write(step, collected.rollout.groups, by_node(collected.groups, collected.advantages))
+        advantages = by_node(collected.groups, collected.advantages)
+        self.store.write(step, collected.rollout.groups, advantages, token_columns(collected))
         collected.metrics.update(self._written())
         every = self.config.trainer.eval_every
         if self._complete() or (every and step % every == 0):

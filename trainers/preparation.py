@@ -37,13 +37,14 @@ class Prepared:
     """A rollout that is ready to train on.
 
     ``rollout`` holds the groups that have enough scored leaves; ``advantages`` and ``minibatches`` (none where every
-    group was dropped) cover these.
+    group was dropped) cover these. ``values`` holds V of each sampled token where the credit rule wants values.
     """
 
     rollout: Rollout
     minibatches: list[list[Pack]]
     advantages: Advantages
     metrics: dict[str, float] = field(default_factory=dict)
+    values: dict[Node, npt.NDArray[np.float64]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,12 @@ class Preparation:
         minibatches = [self._pack(groups) for groups in parts]
         packs = [pack for minibatch in minibatches for pack in minibatch]
         self._score(packs)
-        advantages = self.credit(kept.groups, **self._signals(kept.groups, parts, minibatches))
+        signals = self._signals(kept.groups, parts, minibatches)
+        advantages = self.credit(kept.groups, **signals)
         if self.pairs is None:
             self._write(advantages, minibatches)
         metrics = {**collected_metrics(kept, packs, advantages), "timing_s/score": time.monotonic() - start}
-        return Prepared(kept, minibatches, advantages, metrics)
+        return Prepared(kept, minibatches, advantages, metrics, signals.get("values", {}))
 
     def _pack(self, groups: Sequence[Group]) -> list[Pack]:
         if self.pairs is not None:

@@ -12,7 +12,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -28,6 +28,7 @@ __all__ = [
     "LeafAdvantages",
     "StepRecord",
     "StoredTree",
+    "TokenColumns",
     "TreeStore",
     "decode_line",
     "encode_line",
@@ -42,6 +43,10 @@ SCHEMA = 1
 LeafAdvantages: TypeAlias = Mapping[tuple[Node, Node], float]
 """Advantage of each (leaf, node) pair; pairs of failed leaves are absent."""
 
+TokenColumns: TypeAlias = Mapping[str, Mapping[Node, Sequence[float]]]
+"""Further numbers of sampled tokens by name, one for each token of a node's turn: ``value`` (V of the state before the
+token), ``advantage`` (of rules that credit tokens, the mean over the node's leaves)."""
+
 NodePath: TypeAlias = tuple[int, ...]
 
 _FILE = re.compile(r"step-(\d{8,})\.jsonl\.zst")
@@ -55,6 +60,7 @@ class StoredTree:
     step: int
     tree: Tree
     advantages: LeafAdvantages
+    tokens: TokenColumns = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +111,18 @@ class TreeStore:
         """Where a step's trees lie, whether or not they do."""
         return self.folder / f"step-{step:08d}.jsonl.zst"
 
-    def write(self, step: int, groups: Sequence[Group], advantages: LeafAdvantages | None = None) -> StepRecord:
+    def write(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        advantages: LeafAdvantages | None = None,
+        tokens: TokenColumns | None = None,
+    ) -> StepRecord:
         """Store one step's trees, all or nothing; what the step held before is replaced."""
         kept = self._sampled(step, groups)
         by_node = _by_node(advantages or {})
         with atomic_file(self.file(step)) as handle:
-            lines = (_encode_tree(step, tree, by_node) for group in kept for tree in group.trees)
+            lines = (_encode_tree(step, tree, by_node, tokens or {}) for group in kept for tree in group.trees)
             stored, size = _write_lines(handle, lines, self.max_bytes)
         given = sum(len(group.trees) for group in groups)
         sampled = sum(len(group.trees) for group in kept)
@@ -254,7 +266,7 @@ def _utf8(line: str) -> bytes:
         return (json.dumps(json.loads(line)) + "\n").encode()
 
 
-def _encode_tree(step: int, tree: Tree, by_node: Mapping[Node, Mapping[Node, float]]) -> str:
+def _encode_tree(step: int, tree: Tree, by_node: Mapping[Node, Mapping[Node, float]], tokens: TokenColumns) -> str:
     row = {
         "schema": SCHEMA,
         "step": step,
@@ -262,7 +274,7 @@ def _encode_tree(step: int, tree: Tree, by_node: Mapping[Node, Mapping[Node, flo
         "tree": tree.index,
         "rounds": tree.rounds,
         "task": None if tree.task is None else tree.task.to_json(),
-        "nodes": [_encode_node(node, by_node.get(node, {})) for node in tree.nodes()],
+        "nodes": [_encode_node(node, by_node.get(node, {}), tokens) for node in tree.nodes()],
     }
     try:
         return json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_foreign)
@@ -270,7 +282,8 @@ def _encode_tree(step: int, tree: Tree, by_node: Mapping[Node, Mapping[Node, flo
         return json.dumps(_finite(row), ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_foreign)
 
 
-def _encode_node(node: Node, per_leaf: Mapping[Node, float]) -> dict[str, Any]:
+def _encode_node(node: Node, per_leaf: Mapping[Node, float], tokens: TokenColumns) -> dict[str, Any]:
+    columns = {name: [_number(x) for x in column[node]] for name, column in tokens.items() if node in column}
     return {
         "path": node.path,
         "text": node.text,
@@ -293,6 +306,8 @@ def _encode_node(node: Node, per_leaf: Mapping[Node, float]) -> dict[str, Any]:
         "advantage": _number(math.fsum(per_leaf.values()) / len(per_leaf)) if per_leaf else None,
         "advantages": [[leaf.path, _number(value)] for leaf, value in per_leaf.items()],
         "info": thaw(node.info),
+        # Only where there are some: lines without them stay what they were.
+        **({"tokens": columns} if columns else {}),
     }
 
 
@@ -332,7 +347,7 @@ def read_trees(path: Path) -> Iterator[StoredTree]:
 
 def encode_line(stored: StoredTree) -> bytes:
     """A tree as its line of the store, line end included; the same bytes that the store holds."""
-    return _utf8(_encode_tree(stored.step, stored.tree, _by_node(stored.advantages)))
+    return _utf8(_encode_tree(stored.step, stored.tree, _by_node(stored.advantages), stored.tokens))
 
 
 def decode_line(line: bytes, path: Path, *, number: int) -> StoredTree:
@@ -368,11 +383,14 @@ def _decode_tree(row: Mapping[str, Any], path: Path) -> StoredTree:
         )
     nodes = {tuple(cell["path"]): _decode_node(cell) for cell in row["nodes"]}
     advantages: dict[tuple[Node, Node], float] = {}
+    tokens: defaultdict[str, dict[Node, tuple[float, ...]]] = defaultdict(dict)
     for cell in row["nodes"]:
         _link(nodes, cell, advantages)
+        for name, column in cell.get("tokens", {}).items():
+            tokens[name][nodes[tuple(cell["path"])]] = tuple(float(x) for x in column)
     task = None if row["task"] is None else Question.from_json(row["task"])
     tree = Tree(nodes[()], prompt_uid=row["uid"], index=row["tree"], task=task, rounds=row["rounds"])
-    return StoredTree(step=row["step"], tree=tree, advantages=advantages)
+    return StoredTree(step=row["step"], tree=tree, advantages=advantages, tokens=dict(tokens))
 
 
 def _decode_node(cell: Mapping[str, Any]) -> Node:

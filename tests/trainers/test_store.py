@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 
 from turntree.envs.task import FrozenDict, Question
 from turntree.errors import ConfigError, DataError
-from turntree.trainers.store import LeafAdvantages, TreeStore, mean_advantages
+from turntree.trainers.store import LeafAdvantages, TreeStore, decode_line, encode_line, mean_advantages
 from turntree.trainers.tree import Group, Node, Status, Tree
 
 # Trees ----------------------------------------------------------------------------------------------------------------
@@ -307,3 +308,21 @@ def test_a_killed_writer_leaves_whole_steps(tmp_path: Path, moment: float) -> No
     assert all(len(stored.tree.root.children) == 20 for stored in store.read())
     store.write(reported + 1, [plain_group("again")])
     assert uids(store, reported + 1) == ["again"]
+
+
+def test_values_and_advantages_of_tokens_come_back(tmp_path: Path) -> None:
+    root = Node(observation="prompt")
+    turn = root.add_child(Node(turn_ids=(5, 6), logprobs=(-0.5, -0.25), status="answered", reward=1.0))
+    bare = root.add_child(Node(ordinal=1, status="failed"))
+    columns = {"value": {turn: [0.25, math.inf]}, "advantage": {turn: [0.5, -1.0]}}
+    store = TreeStore(tmp_path)
+    store.write(1, [Group("q", [Tree(root, "q")])], {}, columns)
+    back = next(store.read(1))
+    node, other = back.tree.root.children
+    assert {name: dict(rows) for name, rows in back.tokens.items()} == {
+        "value": {node: (0.25, math.inf)},
+        "advantage": {node: (0.5, -1.0)},
+    }
+    assert bare.status == other.status
+    assert all(other not in rows for rows in back.tokens.values())
+    assert decode_line(encode_line(back), tmp_path, number=1).tokens.keys() == columns.keys()

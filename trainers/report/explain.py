@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import turntree.trainers.credit as credit_rules
 from turntree.envs.loading import check_arguments, reject_unknown, resolve
 from turntree.errors import ConfigError, TurnTreeError
-from turntree.trainers.credit import CreditRule, explain
+from turntree.trainers.credit import CreditRule, credit_needs, explain
 from turntree.trainers.report.selection import interest, step_trees, tree_at
 from turntree.trainers.run_folder import RunFolder
-from turntree.trainers.store import group_trees
+from turntree.trainers.store import StoredTree, group_trees
 from turntree.trainers.tree import Group
 
-__all__ = ["built_in_rules", "explain_stored"]
+__all__ = ["built_in_rules", "explain_stored", "explain_trees"]
 
 
 def explain_stored(
@@ -36,7 +38,13 @@ def explain_stored(
         ConfigError: the rule is unknown or does not take the arguments.
         DataError: there are no such trees.
     """
-    trees = step_trees(path, step)
+    return explain_trees(step_trees(path, step), path, credit=credit, arguments=arguments, index=index)
+
+
+def explain_trees(
+    trees: Sequence[StoredTree], path: Path, *, credit: str | None, arguments: Mapping[str, Any], index: int | None
+) -> str:
+    """As :func:`explain_stored`, for trees of one step that were read already. Values that were stored are used."""
     groups = group_trees(trees)
     if index is None:
         group = max(groups, key=lambda g: interest(g.scored_leaves()))
@@ -45,7 +53,18 @@ def explain_stored(
         group = next(g for g in groups if g.uid == uid)
     name, own = (credit, {}) if credit is not None else _configured(path)
     rule = resolve(name, built_in_rules(), what="--credit")
-    return f"{_heading(group, trees[0].step)}\n{_explained(group, rule, {**own, **arguments}, name)}"
+    signals = _signals(rule, group, trees)
+    return f"{_heading(group, trees[0].step)}\n{_explained(group, rule, {**signals, **own, **arguments}, name)}"
+
+
+def _signals(rule: CreditRule, group: Group, trees: Sequence[StoredTree]) -> dict[str, Any]:
+    """The stored values of every sampled token of the group, if the rule wants values and all are there."""
+    stored = {node: np.array(row) for item in trees for node, row in item.tokens.get("value", {}).items()}
+    needed = [node for leaf in group.scored_leaves() for node in leaf.trajectory()]
+    if "values" not in credit_needs(rule) or not all(node in stored for node in needed):
+        return {}
+    others = [node for tree in group.trees for node in tree.nodes() if node not in stored]
+    return {"values": stored | {node: np.zeros(len(node.turn_ids)) for node in others}}
 
 
 def built_in_rules() -> dict[str, CreditRule]:
