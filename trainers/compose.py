@@ -15,7 +15,7 @@ __all__ = ["compose", "config_groups", "import_object"]
 
 # What env=... means an environment by its id with, and not a choice of the config group.
 _ENV_ID = re.compile(r"^env=(?=.*(?:[/:]|-v\d+$))")
-_GRAMMAR = re.compile(r"[\[\](){},=\\'\"]|[^\x00-\x7f]")
+_GRAMMAR = re.compile(r"[~\[\](){},=\\'\"]|[^\x00-\x7f]")
 _LITERAL = re.compile(r"(?i:true|false)|[-+.]?\d[\w.+-]*")
 
 
@@ -106,6 +106,8 @@ def _checked(override: str) -> str:
             "`turntree train --help` lists every option."
         )
     value = override[len(key) + 1 :]
+    if value.startswith("~/"):  # shells expand ~ at the start of a word only
+        value = str(Path(value).expanduser())
     return f"{key}={_quoted(value)}" if isinstance(options.get(bare), str) else override
 
 

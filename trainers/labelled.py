@@ -41,7 +41,7 @@ def read_labelled(path: str | Path) -> list[Labelled]:
     may be missing; the label is 0 or 1. Raises ``DataError`` that names the row.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")  # U+2028 is text, no line
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read the labelled trajectories {path}: {error}") from error
     found = [_labelled(line, where=f"{path}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]

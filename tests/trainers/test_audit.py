@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections import Counter
@@ -73,6 +74,14 @@ def test_what_is_written_is_read_again(played: list[Labelled], tmp_path: Path) -
         assert item.finished.answer == old.finished.answer
         assert call_turns(item.finished) == call_turns(old.finished)
     assert audit(again, Poll(RuleChecker()))[0] == audit(played, Poll(RuleChecker()))[0]
+
+
+def test_line_separators_inside_a_text_end_no_row(played: list[Labelled], tmp_path: Path) -> None:
+    item = dataclasses.replace(played[0], finished=dataclasses.replace(played[0].finished, answer="a\u2028b\x85c"))
+    _, rows = audit([item], Poll(RuleChecker()))
+    save_rows(tmp_path / "rows.jsonl", rows)
+    (again,) = read_labelled(tmp_path / "rows.jsonl")
+    assert again.finished.answer == "a\u2028b\x85c"
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,12 @@ def test_texts_need_no_quotes_of_hydra(path: str) -> None:
     assert compose([f"out={path}"]).out == path
 
 
+def test_a_leading_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/h (1)")
+    assert compose(["out=~/runs"]).out == "/h (1)/runs"
+    assert compose(["out=a~/runs"]).out == "a~/runs"
+
+
 def test_what_a_recipe_gave_is_taken_back() -> None:
     config = compose(["algorithm=guided_loo", "~algorithm.credit_args.kappa", "algorithm.credit_args.prior=group"])
     assert config.algorithm.credit_args == {"prior": "group"}
