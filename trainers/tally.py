@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from turntree.envs.task import FrozenDict
 from turntree.trainers.plan import Allowance, Budget
@@ -104,6 +105,16 @@ class RolloutStats:
         flat |= {f"tool_calls/{tool}/count": n for tool, n in sorted(self.by_tool.items())}
         flat |= {f"error/{kind}/count": n for kind, n in sorted(self.errors.items())}
         return flat | {f"truncated/{reason}/count": n for reason, n in sorted(self.truncated.items())}
+
+    @staticmethod
+    def joined(parts: Sequence[RolloutStats]) -> RolloutStats:
+        """The counts of several rollouts, added up."""
+        total: dict[str, Any] = {}
+        for item in fields(RolloutStats):
+            values = [getattr(part, item.name) for part in parts]
+            tables = item.name in _TABLES
+            total[item.name] = FrozenDict(sum((Counter(v) for v in values), Counter())) if tables else sum(values)
+        return RolloutStats(**total)
 
     @staticmethod
     def of(

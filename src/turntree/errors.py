@@ -14,6 +14,7 @@ __all__ = [
     "DataError",
     "EngineError",
     "MissingExtraError",
+    "RankError",
     "ReplayMissError",
     "RetrievalError",
     "SearchIndexError",
@@ -78,6 +79,10 @@ class TemplateError(TurnTreeError):
 
 class CheckpointError(TurnTreeError):
     """A checkpoint or run folder is missing, incomplete, or belongs to another configuration."""
+
+
+class RankError(TurnTreeError):
+    """A process of a run in several processes is gone, or differs from the others; the run can be resumed."""
 
 
 class MissingExtraError(TurnTreeError, ImportError):
