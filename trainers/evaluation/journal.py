@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from turntree.errors import CheckpointError
+from turntree.trainers.atomic import atomic_file
 from turntree.trainers.evaluation.rows import EvalRow, parse_row
 
 __all__ = ["Journal", "check_facts", "read_journal"]
@@ -19,16 +20,18 @@ class Journal:
     """An open journal. Lines are on the disk when :meth:`write` returns; delete it when they are written elsewhere."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any], rows: Sequence[Sequence[EvalRow]] = ()) -> None:
-        """Start over with ``rows``; ``facts`` say how they are made."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Start over with ``rows``; ``facts`` say how they are made.
+
+        A journal that is there already is replaced at once, so that a kill at this moment costs none of its rows.
+        """
         self.path = path
-        self._file: BinaryIO = path.open("wb")
-        self._file.write(_bytes({"facts": facts}))
-        self.write(rows)
+        with atomic_file(path) as file:
+            file.write(_bytes({"facts": facts}) + _lines(rows))
+        self._file: BinaryIO = path.open("ab")
 
     def write(self, rows: Sequence[Sequence[EvalRow]]) -> None:
         """Append the rows of some questions."""
-        self._file.write(b"".join(_bytes([asdict(row) for row in found]) for found in rows))
+        self._file.write(_lines(rows))
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -71,6 +74,10 @@ def check_facts(saved: Mapping[str, Any], facts: Mapping[str, Any], *, folder: P
             f"the results in {folder} were made with other options: {'; '.join(other)}; give the same ones, or another "
             "out"
         )
+
+
+def _lines(rows: Sequence[Sequence[EvalRow]]) -> bytes:
+    return b"".join(_bytes([asdict(row) for row in found]) for found in rows)
 
 
 def _json(line: bytes) -> Any:

@@ -101,10 +101,6 @@ def _alive(rows: Rows) -> bool:
     return any(not row.failed for row in rows)
 
 
-def _any_right(rows: Rows, read: Callable[[EvalRow], float | None]) -> float:
-    return float(any(read(row) == 1.0 for row in rows))
-
-
 def _spent(rows: Rows, *, shared: bool) -> int:
     return (rows[0].spent_tokens or 0) if shared else sum(row.generated_tokens for row in rows)
 
