@@ -68,6 +68,11 @@ class SearchTool:
     k: int = 3
     effects: Effects = "none"
 
+    @property
+    def in_flight(self) -> int:
+        """Batches that may be searched at the same time, from several threads, as the backend declares; else 0."""
+        return int(getattr(self.backend, "in_flight", 0))
+
     def run(self, calls: Sequence[ToolCall]) -> list[ToolResult | ToolFailure]:
         """One batched search. Raises ``RetrievalError`` when the backend fails or breaks its contract."""
         found = self.backend.search([call.argument for call in calls], k=self.k)

@@ -87,6 +87,11 @@ class RemoteBackend:
         return dict(self._sender.stats)
 
     @property
+    def in_flight(self) -> int:
+        """Searches that may run at the same time, from several threads."""
+        return self.settings.limits.concurrency
+
+    @property
     def fingerprint(self) -> str:
         """As configured; else what a server of turntree says; else ``unverified:`` and a hash of the address.
 

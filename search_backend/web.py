@@ -125,6 +125,11 @@ class WebBackend:
         return dict(self._sender.stats)
 
     @property
+    def in_flight(self) -> int:
+        """Searches that may run at the same time, from several threads."""
+        return self.settings.limits.concurrency
+
+    @property
     def fingerprint(self) -> str:
         """``web:`` and a hash of everything that is asked, the key excepted."""
         about = {name: value for name, value in asdict(self.settings).items() if name not in _NOT_ASKED}

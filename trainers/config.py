@@ -19,6 +19,7 @@ from turntree.trainers.cluster_config import ClusterConfig
 from turntree.trainers.coldstart_config import ColdStartConfig
 from turntree.trainers.eval_config import EvalConfig
 from turntree.trainers.options import at_least, finite, one_of, opt
+from turntree.trainers.plan import Schedule
 from turntree.trainers.rltr_config import RltrConfig
 
 __all__ = [
@@ -231,6 +232,7 @@ class TrainerConfig:
         False, "compute activations again in the backward pass: less memory, more time."
     )
     max_concurrent_trees: int | None = opt(None, "trees in flight in a rollout (null: all).")
+    schedule: str = opt("auto", "whether searches run while the engine generates: fixed, overlap, or auto.")
     importance_cap: float | None = opt(None, "cap of importance weights against the sampler (null: not corrected).")
     eval_every: int = opt(0, "steps between validations (0: only at the end).")
     eval_questions: int | None = opt(None, "validation questions used during training (null: all).")
@@ -256,6 +258,7 @@ class TrainerConfig:
             at_least(f"trainer.{name}", getattr(self, name), 1)
         for name in ("prompts_per_update", "max_concurrent_trees", "max_generated_tokens", "threads", "eval_questions"):
             at_least(f"trainer.{name}", getattr(self, name), 1)
+        one_of("trainer.schedule", self.schedule, get_args(Schedule))
         for name in ("eval_every", "warmup_steps", "weight_decay", "max_grad_norm", "learning_rate"):
             at_least(f"trainer.{name}", getattr(self, name), 0)
         at_least("trainer.importance_cap", self.importance_cap, 0)

@@ -48,6 +48,12 @@ class EngineDesk:
                         replies[i] = self._give_up(requests[i], single)
         return list(replies.items())
 
+    def abandon(self) -> None:
+        """Tell an engine that takes requests from several threads that nobody waits for the answers any more."""
+        abandon: Any = getattr(self.engine, "abandon", None)
+        if abandon is not None:
+            abandon()
+
     def check(self) -> None:
         """Raise the engine's error if it never answered: nothing was rolled out, so there is nothing to return."""
         if self.error is not None and not self.answered:

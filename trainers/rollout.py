@@ -150,18 +150,25 @@ class _Nursery:
     def run(self, prompts: Sequence[Prompt]) -> Rollout:
         seeds = self._plant(prompts)
         with self.inbox:
-            while self._fill(seeds) or (self._deal() and self._fill(seeds)):
-                self._generate()
-                self.inbox.take()
-                self.tools.start()
-                if not self._busy():
-                    self._wait()
-                self._end_rounds()
+            try:
+                while self._fill(seeds) or (self._deal() and self._fill(seeds)):
+                    self._advance()
+            except BaseException:  # Ctrl-C too: what runs in threads should not keep anybody waiting
+                self.engine.abandon()
+                raise
         self.engine.check()
         groups = tuple(Group(f[0].prompt.uid, [g.tree for g in f]) for f in self.families)
         stats = self._stats()
         _warn(groups, stats)
         return Rollout(groups, stats)
+
+    def _advance(self) -> None:
+        self._generate()
+        self.inbox.take()
+        self.tools.start()
+        if not self._busy():
+            self._wait()
+        self._end_rounds()
 
     def _stats(self) -> RolloutStats:
         given = [g.given for f in self.families for g in f]

@@ -38,6 +38,15 @@ class _Server:
 
     version = 0
 
+    @property
+    def in_flight(self) -> int:
+        """Requests that may be under way at the same time, each asked for by a thread of its own."""
+        return self._transport.endpoint.concurrency
+
+    def abandon(self) -> None:
+        """Start no further try of the requests that are under way in other threads."""
+        self._transport.abandon()
+
     def update_weights(self, version: int) -> None:
         """Always raises ``EngineError``: the server's weights are not the trainer's."""
         refuse_weights(version)

@@ -41,6 +41,7 @@ class Transport:
         self._key = endpoint.api_key()
         self._rate = RateLimiter(requests=endpoint.requests_per_minute, tokens=endpoint.tokens_per_minute)
         self._local = threading.local()
+        self._stops: set[threading.Event] = set()
         self._random = random.Random()  # only spreads retries of many clients: nothing that is measured depends on it
         # trust_env=False: no proxy and no netrc of the environment, so that only base_url is contacted.
         self._client = httpx2.Client(
@@ -92,6 +93,7 @@ class Transport:
         When the consumer stops (Ctrl-C, an exception), requests in flight end and nothing more is started.
         """
         stop = threading.Event()
+        self._stops.add(stop)
         pool = ThreadPoolExecutor(
             self.endpoint.concurrency, "endpoint", initializer=lambda: setattr(self._local, "stop", stop)
         )
@@ -111,6 +113,12 @@ class Transport:
         finally:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
+            self._stops.discard(stop)
+
+    def abandon(self) -> None:
+        """Nobody waits any more: of all that :meth:`map` runs, in any thread, no further try is started."""
+        for stop in list(self._stops):
+            stop.set()
 
     def _admit(self, tokens: int) -> None:
         self.meter.check()

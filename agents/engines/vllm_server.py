@@ -88,6 +88,16 @@ class VLLMServerEngine:
         """Version of the weights in use."""
         return self._version
 
+    @property
+    def in_flight(self) -> int:
+        """Requests that may be under way at the same time, each asked for by a thread of its own."""
+        return int(self._limits["concurrency"])
+
+    def abandon(self) -> None:
+        """Start no further try of the requests that are under way in other threads."""
+        if self._open is not None:
+            self._open.abandon()
+
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """One generation a request, in the same order. Raises ``EngineError`` when the server cannot."""
         replies = dict(self.as_completed(requests))
