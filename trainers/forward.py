@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from turntree.agents.architecture import exact_positions, text_config
 from turntree.errors import ConfigError
 from turntree.trainers.packing import Pack, column, row_tokens, table
 from turntree.trainers.tree_attention import enable_packed_attention, plan_attention
@@ -40,20 +41,21 @@ def packed_logprobs(
     entropy: bool = False,
     value_head: nn.Module | None = None,
     chunk: int = 4096,
+    pieces: int | None = None,
 ) -> PackedOutput:
     """Run the network once over the pack and read the sampled tokens' log-probs.
 
     ``temperature`` is the sampling temperature; 0 (greedy) means the untempered distribution. The vocabulary
-    projection runs only where a sampled token is predicted (from its predecessor on its path), ``chunk`` positions at
-    a time, the soft-max in float32. ``value_head`` maps the hidden states before the sampled tokens [P, D] to values
-    [P] (:class:`turntree.trainers.value_head.ValueHead`). Raises ``ConfigError`` for a model that cannot run on packed
-    trees.
+    projection runs only where a sampled token is predicted (from its predecessor on its path), at most ``chunk``
+    positions at a time (or in ``pieces`` equal parts), the soft-max in float32. ``value_head`` maps the hidden states
+    before the sampled tokens [P, D] to values [P] (:class:`turntree.trainers.value_head.ValueHead`). Raises
+    ``ConfigError`` for a model that cannot run on packed trees.
     """
     device = next(model.parameters()).device
     ids, predecessor = column(pack, "tokens", "ids").to(device), column(pack, "tokens", "predecessor").to(device)
     target = torch.nonzero(column(pack, "tokens", "loss_mask").to(device)).flatten()
     hidden = _hidden(model, pack, device)[predecessor[target]]
-    values, entropies = _head(model, hidden, ids[target], temperature, entropy, chunk)
+    values, entropies = _head(model, hidden, ids[target], temperature, entropy, pieces or -(-len(target) // chunk) or 1)
     states = value_head(hidden) if value_head is not None else None
 
     def scattered(column: Tensor | None) -> Tensor | None:
@@ -66,6 +68,7 @@ def _hidden(model: nn.Module, pack: Pack, device: torch.device) -> Tensor:
     """Last hidden states [N, D] of the network's body over the packed tokens."""
     plan = plan_attention(column(pack, "tokens", "subtree_end").to(device), column(pack, "tokens", "predecessor"))
     enable_packed_attention(model)
+    _check_positions(model, plan.longest)
     with _recomputing(model):
         output = cast("Any", model).get_decoder()(
             input_ids=column(pack, "tokens", "ids").to(device)[None],
@@ -76,6 +79,16 @@ def _hidden(model: nn.Module, pack: Pack, device: torch.device) -> Tensor:
             tree_plan=plan,
         )
     return cast("Tensor", output.last_hidden_state)[0]
+
+
+def _check_positions(model: nn.Module, longest: int) -> None:
+    limit = exact_positions(text_config(model))
+    if limit is not None and longest > limit:
+        raise ConfigError(
+            f"a trajectory has {longest} tokens, but past {limit} the rotation of {type(model).__name__} depends on "
+            f"the length of the text, and so differs between rows of one pack; set sampling.max_context_tokens to at "
+            f"most {limit}, or the model's rope_type to yarn or linear"
+        )
 
 
 def recompute_activations(model: nn.Module) -> None:
@@ -113,23 +126,37 @@ def _recomputing(model: nn.Module) -> Iterator[None]:
 
 
 def _head(
-    model: nn.Module, hidden: Tensor, ids: Tensor, temperature: float, entropy: bool, chunk: int
+    model: nn.Module, hidden: Tensor, ids: Tensor, temperature: float, entropy: bool, pieces: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs (and entropies) of ``ids`` [P] from hidden states [P, D], in chunks that keep no logits."""
-    head = _output_layer(model)
-    scale = 1.0 / temperature if temperature > 0 else 1.0
+    """Log-probs (and entropies) of ``ids`` [P] from hidden states [P, D], in pieces that keep no logits."""
+    head = _Head(_output_layer(model), _soft_cap(model), 1.0 / temperature if temperature > 0 else 1.0)
     parts: list[tuple[Tensor, Tensor]] = []
-    for h, i in zip(torch.split(hidden, chunk), torch.split(ids, chunk)):
-        if torch.is_grad_enabled() and len(ids) > chunk:
-            parts.append(cast("Any", checkpoint(_read, head, h, i, scale, entropy, use_reentrant=False)))
+    for h, i in zip(torch.tensor_split(hidden, pieces), torch.tensor_split(ids, pieces)):
+        if torch.is_grad_enabled() and pieces > 1:
+            parts.append(cast("Any", checkpoint(_read, head, h, i, entropy, use_reentrant=False)))
         else:
-            parts.append(_read(head, h, i, scale, entropy))
+            parts.append(_read(head, h, i, entropy))
     logp = torch.cat([p[0] for p in parts])
     return logp, torch.cat([p[1] for p in parts]) if entropy else None
 
 
-def _read(head: nn.Module, hidden: Tensor, ids: Tensor, scale: float, entropy: bool) -> tuple[Tensor, Tensor]:
-    logits = _widen(head(hidden)) * scale
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The output layer, the bound of its logits (Gemma 2), and one over the temperature."""
+
+    layer: nn.Module
+    softcap: float | None
+    scale: float
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = self.layer(hidden)
+        if self.softcap is not None:  # in the model's own precision, as the model does
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return _widen(logits) * self.scale
+
+
+def _read(head: _Head, hidden: Tensor, ids: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+    logits = head.logits(hidden)
     logp = torch.log_softmax(logits, dim=-1)
     picked = logp.gather(1, ids[:, None])[:, 0]
     if not entropy:
@@ -145,11 +172,15 @@ def _widen(logits: Tensor) -> Tensor:
 def _output_layer(model: nn.Module) -> nn.Module:
     head = cast("Any", model).get_output_embeddings()
     config = cast("Any", model).config
-    for option, neutral in (("final_logit_softcapping", None), ("logits_scaling", 1.0), ("logit_scale", 1.0)):
+    for option, neutral in (("logits_scaling", 1.0), ("logit_scale", 1.0)):
         value = getattr(config, option, None)
         if value is not None and value != neutral:
             raise ConfigError(f"{type(model).__name__} changes its logits by {option}={value}; not supported packed")
     return cast("nn.Module", head)
+
+
+def _soft_cap(model: nn.Module) -> float | None:
+    return cast("float | None", getattr(text_config(model), "final_logit_softcapping", None))
 
 
 def row_logprobs(model: nn.Module, pack: Pack, *, temperature: float = 1.0) -> list[Tensor]:

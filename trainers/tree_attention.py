@@ -1,21 +1,23 @@
 """Attention over packed trees: exact, without an N x N tensor.
 
 The rule: a query ``q`` sees a key ``k`` iff ``k <= q < subtree_end[k]`` (depth-first order makes this "k is on q's
-path"). A *plan* covers the packed tokens by blocks: some queries and a superset of the keys they may see; the rule
-inside each block decides, so any cover is exact and the cover only decides the cost. Blocks of similar shape run as one
-padded call of ``scaled_dot_product_attention``.
+path"), and in a layer with a sliding window of ``w`` iff also ``position[q] - position[k] < w``. A *plan* covers the
+packed tokens by blocks (:mod:`turntree.trainers.tree_cover`); blocks of similar shape run as one padded call of
+``scaled_dot_product_attention``. On a GPU larger packs run through FlexAttention, with the same rule as its
+``mask_mod`` (:mod:`turntree.trainers.tree_flex`).
 
 Models are not patched: :data:`ATTENTION` is registered with transformers' ``AttentionInterface``, and a forward pass
 that carries a plan as the keyword argument ``tree_plan`` is packed; without one it is plain ``sdpa``, padding masks
 included. (A switch around the forward pass would be off when gradient checkpointing repeats it in the backward pass.)
-For FlexAttention, :func:`tree_mask_mod` is the same rule as a ``mask_mod``.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +27,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from turntree.agents.architecture import attention_problem, capped_attention
 from turntree.errors import ConfigError
+from turntree.trainers.tree_cover import Block, batches, cover, trim
 
 __all__ = [
     "ATTENTION",
     "AttentionPlan",
+    "Cover",
     "check_supported",
     "enable_packed_attention",
     "plan_attention",
@@ -39,41 +44,21 @@ __all__ = [
 ATTENTION = "turntree_packed"
 """Name under which packed attention is registered with transformers."""
 
-# Costs of the cover, counted in query-key pairs: one more block, and one more key to gather. Then limits: the longest
-# block, the largest padded call, and how many pairs of a plan keep their mask and gathered keys for the backward pass
-# (the other calls build them again).
-_BLOCK_COST = 2_048
-_KEY_COST = 32
-_MAX_QUERIES = 512
-_CALL_PAIRS = 1 << 20
+_log = logging.getLogger(__name__)
+
+Kernel = Literal["blocks", "flex"]
+
+# How many query-key pairs of a cover keep their mask and gathered keys for the backward pass (the other calls build
+# them again), and from how many tokens on a GPU runs FlexAttention.
 _KEPT_PAIRS = 1 << 24
-
-Span = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Queries ``[start, stop)`` and their keys: the ancestors' spans, then ``[first_key, stop)``."""
-
-    start: int
-    stop: int
-    first_key: int
-    ancestors: tuple[Span, ...]
-
-    @property
-    def queries(self) -> int:
-        return self.stop - self.start
-
-    @property
-    def keys(self) -> int:
-        return self.stop - self.first_key + _size(self.ancestors)
+_FLEX_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
     """Blocks that run as one padded call: indices [B, Lq] and [B, Lk] into the pack, and the mask where kept.
 
-    ``mask`` is an additive float32 [B, 1, Lq, Lk], or None where it is rebuilt from ``subtree_end``. Padded keys have
+    ``mask`` is an additive float32 [B, 1, Lq, Lk], or None where it is rebuilt by :func:`_mask`. Padded keys have
     index -1 and are never seen; padded queries repeat the block's last one (no soft-max is empty) and are not read.
     """
 
@@ -83,37 +68,112 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
-    """How a pack's attention runs.
+class Cover:
+    """How the layers of one window run.
 
-    ``order`` [N]: where each token's output lies among the calls' padded outputs; ``pairs``: query-key pairs computed.
+    ``order`` [N]: where each token's output lies among the calls' padded outputs; ``pairs``: query-key pairs computed;
+    ``window``: None where every key on the path is seen.
     """
 
     calls: tuple[_Call, ...]
     order: Tensor
-    subtree_end: Tensor
     pairs: int
+    window: int | None
 
 
-def tree_mask_mod(subtree_end: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The rule as a FlexAttention ``mask_mod(batch, head, query, key) -> bool``, for ``create_block_mask``."""
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """How a pack's attention runs. ``subtree_end``, ``position``: int64 [N]; the rest is made where it is needed."""
+
+    subtree_end: Tensor
+    position: Tensor
+    longest: int
+    blocks: tuple[Block, ...]
+    kernel: Kernel
+    _made: dict[Any, Any] = field(default_factory=dict)
+
+    def cover(self, window: int | None = None) -> Cover:
+        """The calls of layers with a sliding window (None: without one), made once."""
+        window = self._window(window)
+        if window not in self._made:
+            self._made[window] = _make_cover(self, window)
+        return cast("Cover", self._made[window])
+
+    def block_mask(self, window: int | None = None) -> Any:
+        """FlexAttention's ``BlockMask`` of these layers, made once."""
+        from turntree.trainers.tree_flex import tree_block_mask
+
+        key = ("flex", self._window(window))
+        if key not in self._made:
+            self._made[key] = tree_block_mask(self.subtree_end, self.position, window=key[1])
+        return self._made[key]
+
+    def _window(self, window: int | None) -> int | None:
+        return None if window is None or window >= self.longest else window
+
+
+def tree_mask_mod(
+    subtree_end: Tensor, position: Tensor | None = None, *, window: int | None = None
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The rule as a FlexAttention ``mask_mod(batch, head, query, key) -> bool``. ``window`` needs ``position``."""
 
     def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         del batch, head
-        return (key <= query) & (query < subtree_end[key])
+        seen = (key <= query) & (query < subtree_end[key])
+        if window is None or position is None:
+            return seen
+        return seen & (position[query] - position[key] < window)
 
     return mask_mod
 
 
-def plan_attention(subtree_end: Tensor, predecessor: Tensor) -> AttentionPlan:
+def plan_attention(subtree_end: Tensor, predecessor: Tensor, *, kernel: Kernel | None = None) -> AttentionPlan:
     """Cover the packed tokens [N] by blocks. Memory grows with tokens and branchings, not with N^2.
 
+    ``kernel``: ``blocks`` or ``flex`` (default: FlexAttention on a GPU for larger packs, blocks elsewhere).
     Raises ``ValueError`` if the two columns are not those of depth-first trees.
     """
     ends, previous = subtree_end.tolist(), predecessor.tolist()
-    groups = list(_batches(_cover(_runs(ends, previous))))
-    calls = tuple(_calls(groups, subtree_end))
-    order = torch.empty(len(ends), dtype=torch.int64)
+    blocks = tuple(cover(ends, previous))
+    position: list[int] = []
+    for before in previous:
+        position.append(position[before] + 1 if before >= 0 else 0)
+    chosen = kernel or ("flex" if len(ends) >= _FLEX_TOKENS and _flex_is_right(subtree_end.device.type) else "blocks")
+    depth = torch.tensor(position, dtype=torch.int64, device=subtree_end.device)
+    return AttentionPlan(subtree_end, depth, max(position, default=-1) + 1, blocks, chosen)
+
+
+@functools.cache
+def _flex_is_right(device: str) -> bool:
+    """Whether FlexAttention gives what blocks give on this kind of device, forward and backward; tried once."""
+    if device != "cuda":
+        return False
+    ends = torch.tensor([700] * 300 + [500] * 200 + [700] * 200, device=device)
+    before = torch.arange(-1, 699, device=device)
+    before[500] = 299
+    generator = torch.Generator(device).manual_seed(0)
+    q, k, v = (torch.randn(1, h, 700, 64, device=device, generator=generator, requires_grad=True) for h in (4, 2, 2))
+    found: list[list[Tensor]] = []
+    try:
+        with torch.enable_grad():
+            for kernel in ("blocks", "flex"):
+                plan = plan_attention(ends, before, kernel=kernel)
+                out, _ = _attention_forward(nn.Identity(), q, k, v, None, tree_plan=plan, sliding_window=256)
+                found.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), (q, k, v))])
+    except Exception as error:  # whatever the compiler raises, blocks do the work
+        _log.warning("FlexAttention cannot be used here (%s); packed attention runs by blocks", error)
+        return False
+    gap = max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(*found, strict=True))
+    if not gap < 1e-2:  # TF32 products leave about 1e-3
+        _log.warning("FlexAttention differs from attention by blocks by %.2g; packed attention runs by blocks", gap)
+    return gap < 1e-2
+
+
+def _make_cover(plan: AttentionPlan, window: int | None) -> Cover:
+    blocks = plan.blocks if window is None else [trim(block, window) for block in plan.blocks]
+    groups = list(batches(blocks))
+    calls = tuple(_calls(groups, plan, window))
+    order = torch.empty(len(plan.subtree_end), dtype=torch.int64)
     offset = 0
     for group, call in zip(groups, calls):
         length = call.queries.shape[1]
@@ -122,144 +182,20 @@ def plan_attention(subtree_end: Tensor, predecessor: Tensor) -> AttentionPlan:
             order[block.start : block.stop] = torch.arange(first, first + block.queries)
         offset += call.queries.numel()
     pairs = sum(c.queries.numel() * c.keys.shape[1] for c in calls)
-    return AttentionPlan(calls, order.to(subtree_end.device), subtree_end, pairs)
+    return Cover(calls, order.to(plan.subtree_end.device), pairs, window)
 
 
-@dataclass(slots=True)
-class _Run:
-    """A maximal chain of tokens that are seen up to the same end, with the runs that hang below it."""
-
-    start: int
-    stop: int
-    subtree_end: int
-    parent: int
-    ancestors: tuple[Span, ...]
-    children: list[int]
-
-
-def _size(spans: Sequence[Span]) -> int:
-    return sum(stop - start for start, stop in spans)
-
-
-def _runs(ends: Sequence[int], previous: Sequence[int]) -> list[_Run]:
-    runs: list[_Run] = []
-    owner: list[int] = []
-    for i, (end, before) in enumerate(zip(ends, previous)):
-        if not (i < end <= len(ends) and before < i):
-            raise ValueError(f"token {i}: subtree_end {end} and predecessor {before} are not those of a packed tree")
-        if before == i - 1 and before >= 0 and end == ends[before]:
-            runs[-1].stop = i + 1
-        else:
-            parent = owner[before] if before >= 0 else -1
-            if parent >= 0 and (runs[parent].stop != before + 1 or end > runs[parent].subtree_end):
-                raise ValueError(f"token {i}: branches inside a chain of tokens; packed trees branch at its end")
-            spans = (*runs[parent].ancestors, (runs[parent].start, runs[parent].stop)) if parent >= 0 else ()
-            if parent >= 0:
-                runs[parent].children.append(len(runs))
-            runs.append(_Run(i, i + 1, end, parent, _merge(spans), []))
-        owner.append(len(runs) - 1)
-    return runs
-
-
-def _merge(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Join touching spans, so that a first child's path stays one slice."""
-    out: list[Span] = []
-    for start, stop in spans:
-        if out and out[-1][1] == start:
-            out[-1] = (out[-1][0], stop)
-        else:
-            out.append((start, stop))
-    return tuple(out)
-
-
-def _cost(queries: int, keys: int) -> int:
-    return queries * keys + _KEY_COST * keys + _BLOCK_COST
-
-
-def _cover(runs: Sequence[_Run]) -> list[_Block]:
-    """The cheapest of, bottom up: a whole subtree as one block, or its top run alone and covers of its children."""
-    splits: dict[int, list[_Block]] = {}
-    costs: list[int] = [0] * len(runs)
-    for i in range(len(runs) - 1, -1, -1):
-        run = runs[i]
-        above, width, own = _size(run.ancestors), run.subtree_end - run.start, run.stop - run.start
-        whole, split = _cost(width, above + width), _cost(own, above + own)
-        joined, extra = _join([runs[c] for c in run.children], [costs[c] for c in run.children])
-        if run.children and (width > _MAX_QUERIES or split + extra < whole):
-            splits[run.start] = joined
-            costs[i] = split + extra
-        else:
-            costs[i] = whole
-    roots = [i for i, run in enumerate(runs) if run.parent < 0]
-    by_start = {run.start: run for run in runs}
-    blocks: list[_Block] = []
-    stack, _ = _join([runs[i] for i in roots], [costs[i] for i in roots])
-    while stack:
-        block = stack.pop()
-        run = by_start[block.start]
-        if run.start in splits and block.stop == run.subtree_end:
-            blocks += _pieces(run.start, run.stop, run.ancestors)
-            stack += splits[run.start]
-        else:
-            blocks += _pieces(block.start, block.stop, block.ancestors)
-    return blocks
-
-
-def _join(siblings: Sequence[_Run], costs: Sequence[int]) -> tuple[list[_Block], int]:
-    """Put neighbouring subtrees that share their ancestors into one block where that is cheaper."""
-    out: list[_Block] = []
-    total = 0
-    last = 0
-    for run, cost in zip(siblings, costs):
-        if out and out[-1].stop == run.start:
-            width = run.subtree_end - out[-1].start
-            together = _cost(width, width + _size(run.ancestors))
-            if width <= _MAX_QUERIES and together <= last + cost:
-                out[-1] = _Block(out[-1].start, run.subtree_end, out[-1].start, run.ancestors)
-                total += together - last
-                last = together
-                continue
-        out.append(_Block(run.start, run.subtree_end, run.start, run.ancestors))
-        total += cost
-        last = cost
-    return out, total
-
-
-def _pieces(first: int, end: int, ancestors: tuple[Span, ...]) -> Iterator[_Block]:
-    for start in range(first, end, _MAX_QUERIES):
-        yield _Block(start, min(start + _MAX_QUERIES, end), first, ancestors)
-
-
-def _batches(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
-    """Group blocks of similar shape while padding costs less than another call."""
-    group: list[_Block] = []
-    longest = widest = real = 0
-    for block in sorted(blocks, key=lambda b: (-b.queries, -b.keys, b.start)):
-        lq, lk = max(longest, block.queries), max(widest, block.keys)
-        padded = (len(group) + 1) * lq * lk
-        real += block.queries * block.keys
-        if group and (padded > _CALL_PAIRS or padded - real > (len(group) + 1) * _BLOCK_COST):
-            yield group
-            group, real = [], block.queries * block.keys
-            lq, lk = block.queries, block.keys
-        group.append(block)
-        longest, widest = lq, lk
-    if group:
-        yield group
-
-
-def _calls(groups: Sequence[Sequence[_Block]], subtree_end: Tensor) -> Iterator[_Call]:
+def _calls(groups: Sequence[Sequence[Block]], plan: AttentionPlan, window: int | None) -> Iterator[_Call]:
     kept = 0
     for group in groups:
-        queries, keys = _indices(group)
-        queries, keys = queries.to(subtree_end.device), keys.to(subtree_end.device)
+        queries, keys = (index.to(plan.subtree_end.device) for index in _indices(group))
         pairs = queries.numel() * keys.shape[1]
         keep = kept + pairs <= _KEPT_PAIRS
         kept += pairs if keep else 0
-        yield _Call(queries, keys, _mask(queries, keys, subtree_end) if keep else None)
+        yield _Call(queries, keys, _mask(queries, keys, plan, window) if keep else None)
 
 
-def _indices(group: Sequence[_Block]) -> tuple[Tensor, Tensor]:
+def _indices(group: Sequence[Block]) -> tuple[Tensor, Tensor]:
     """The padded queries [B, Lq] and keys [B, Lk] of a call."""
     longest, widest = max(b.queries for b in group), max(b.keys for b in group)
     queries = torch.empty((len(group), longest), dtype=torch.int64)
@@ -271,23 +207,36 @@ def _indices(group: Sequence[_Block]) -> tuple[Tensor, Tensor]:
     return queries, keys
 
 
-def _mask(queries: Tensor, keys: Tensor, subtree_end: Tensor) -> Tensor:
+def _mask(queries: Tensor, keys: Tensor, plan: AttentionPlan, window: int | None) -> Tensor:
     """The rule inside a call, additive float32 [B, 1, Lq, Lk]."""
-    q, k = queries[:, :, None], keys[:, None, :]
-    seen = (k >= 0) & (k <= q) & (q < subtree_end[keys.clamp(min=0)][:, None, :])
+    q, k = queries[:, :, None], keys.clamp(min=0)[:, None, :]
+    zero = torch.zeros((), dtype=torch.int64, device=keys.device)
+    seen = tree_mask_mod(plan.subtree_end, plan.position, window=window)(zero, zero, q, k) & (keys[:, None, :] >= 0)
     return torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))[:, None]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, call: _Call, subtree_end: Tensor, scaling: float | None) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """What a model does to its scores: the factor (None: 1 / sqrt(D)), and the bound of Gemma 2."""
+
+    scaling: float | None
+    softcap: float | None
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, call: _Call, plan: AttentionPlan, window: int | None, scores: _Scores
+) -> Tensor:
     """One padded call. ``q`` [N, Hq, D], ``k`` [N, Hkv, D], ``v`` [N, Hkv, Dv] -> [B * Lq, Hq * Dv]."""
-    mask = call.mask if call.mask is not None else _mask(call.queries, call.keys, subtree_end)
+    mask = call.mask if call.mask is not None else _mask(call.queries, call.keys, plan, window)
     keys = call.keys.clamp(min=0)
-    groups = q.shape[1] // k.shape[1]
-    query = _gather(q, call.queries)
-    key, value = _gather(k, keys), _gather(v, keys)
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask.to(q.dtype), scale=scaling)
+    query, key, value = _gather(q, call.queries), _gather(k, keys), _gather(v, keys)
+    if scores.softcap is not None:
+        out = capped_attention(query, key, value, mask, scaling=scores.scaling, softcap=scores.softcap)
+    else:
+        groups = q.shape[1] // k.shape[1]
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask.to(q.dtype), scale=scores.scaling)
     return out.transpose(1, 2).reshape(call.queries.numel(), -1)
 
 
@@ -308,30 +257,51 @@ def _attention_forward(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention signature: [1, H, N, D] in, [1, N, H, D] out."""
+    scores = _Scores(kwargs.get("scaling"), kwargs.get("softcap"))
     if tree_plan is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        if scores.softcap is None:
+            return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        _check_options(type(module).__name__, kwargs)
+        out = capped_attention(query, key, value, attention_mask, scaling=scores.scaling, softcap=scores.softcap)
+        return out.transpose(1, 2), None
     _check_call(tree_plan, type(module).__name__, query, kwargs)
+    window = kwargs.get("sliding_window")
+    if tree_plan.kernel == "flex":
+        from turntree.trainers.tree_flex import flex_attend
+
+        mask = tree_plan.block_mask(window)
+        return flex_attend(query, key, value, mask, scaling=scores.scaling, softcap=scores.softcap), None
+    return _run_blocks(tree_plan, tree_plan.cover(window), query, key, value, scores), None
+
+
+def _run_blocks(
+    plan: AttentionPlan, cover: Cover, query: Tensor, key: Tensor, value: Tensor, scores: _Scores
+) -> Tensor:
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    scaling = kwargs.get("scaling")
     outputs: list[Tensor] = []
-    for call in tree_plan.calls:
-        if call.mask is None and torch.is_grad_enabled():
-            out = checkpoint(_attend, q, k, v, call, tree_plan.subtree_end, scaling, use_reentrant=False)
-            outputs.append(cast("Tensor", out))
+    for call in cover.calls:
+        arguments = (q, k, v, call, plan, cover.window, scores)
+        # Capped scores are [B, H, Lq, Lk]: they are computed again rather than kept.
+        if torch.is_grad_enabled() and (call.mask is None or scores.softcap is not None):
+            outputs.append(cast("Tensor", checkpoint(_attend, *arguments, use_reentrant=False)))
         else:
-            outputs.append(_attend(q, k, v, call, tree_plan.subtree_end, scaling))
-    out = F.embedding(tree_plan.order, torch.cat(outputs))
-    return out.view(1, q.shape[0], q.shape[1], -1), None
+            outputs.append(_attend(*arguments))
+    return F.embedding(cover.order, torch.cat(outputs)).view(1, q.shape[0], q.shape[1], -1)
 
 
 def _check_call(plan: AttentionPlan, name: str, query: Tensor, options: dict[str, Any]) -> None:
-    if query.shape[0] != 1 or query.shape[2] != plan.order.numel():
-        raise ConfigError(f"{name}: the plan is for [1, {plan.order.numel()}] tokens, found {tuple(query.shape)[::2]}")
+    tokens = len(plan.subtree_end)
+    if query.shape[0] != 1 or query.shape[2] != tokens:
+        raise ConfigError(f"{name}: the plan is for [1, {tokens}] tokens, found {tuple(query.shape)[::2]}")
+    _check_options(name, options)
+
+
+def _check_options(name: str, options: dict[str, Any]) -> None:
     if options.get("dropout"):
         raise ConfigError(
             f"{name} uses attention dropout {options['dropout']}; set attention_dropout=0 to train on packed trees"
         )
-    for option in ("sliding_window", "softcap", "position_bias", "s_aux"):
+    for option in ("position_bias", "s_aux"):
         if options.get(option) is not None:
             raise ConfigError(f"{name} uses {option}, which packed attention does not support; train it unpacked")
 
@@ -348,14 +318,8 @@ def check_supported(model: nn.Module) -> None:
         raise ConfigError(f"{name} is not a transformers causal language model; packed training needs one")
     if not getattr(model, "_supports_attention_backend", False):
         raise ConfigError(f"{name} does not take attention functions from transformers' AttentionInterface")
-    unusual = sorted({t for t in getattr(config, "layer_types", None) or () if t != "full_attention"})
-    if unusual:
-        raise ConfigError(f"{name} has {', '.join(unusual)} layers; packed trees need full attention in every layer")
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        raise ConfigError(
-            f"{name} has a sliding window of {config.sliding_window}; packed trees need full attention. Set "
-            "sliding_window=None if contexts stay below it."
-        )
+    if problem := attention_problem(model):
+        raise ConfigError(f"{name} has {problem}; packed trees need full attention or a sliding window in every layer")
 
 
 def enable_packed_attention(model: nn.Module) -> None:

@@ -12,10 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -24,7 +30,7 @@ from transformers import (
 )
 
 from turntree.errors import ConfigError
-from turntree.trainers import forward, tree_attention
+from turntree.trainers import forward, tree_attention, tree_cover
 from turntree.trainers.forward import (
     check_packed,
     packed_logprobs,
@@ -77,30 +83,100 @@ def test_packed_equals_rows_in_pieces_and_float64(
     model = copy.deepcopy(tiny_llama).double()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_attention, "_KEPT_PAIRS", 200)
-        patch.setattr(tree_attention, "_MAX_QUERIES", 7)
+        patch.setattr(tree_cover, "_MAX_QUERIES", 7)
         compare(model, pack_groups(random_groups(seed), max_pack_tokens=500), seed, tolerance=1e-6, temperature=1.0)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma", "tied"])
+SMALL: dict[str, Any] = {
+    "vocab_size": 23,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+}
+HEADS: dict[str, Any] = {**SMALL, "head_dim": 16}
+WINDOW: dict[str, Any] = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SMALL)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**HEADS)),
+    "gemma": (GemmaForCausalLM, GemmaConfig(**HEADS)),
+    "tied": (LlamaForCausalLM, LlamaConfig(**SMALL, tie_word_embeddings=True)),
+    "qwen2, one layer sliding": (Qwen2ForCausalLM, Qwen2Config(**SMALL, **WINDOW, use_sliding_window=True)),
+    "mistral, sliding": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=4)),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config(**HEADS, **WINDOW, query_pre_attn_scalar=16)),
+    "gemma2, tight caps": (
+        Gemma2ForCausalLM,
+        Gemma2Config(**HEADS, **WINDOW, attn_logit_softcapping=0.5, final_logit_softcapping=1.0),
+    ),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**HEADS, **WINDOW)),
+}
+ROTATIONS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8,
+    },
+}
+
+
+def made(kind: Any, config: Any) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: PreTrainedModel = kind(config)
+    model.eval()
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_other_families_are_exact(random_groups: Groups, family: str) -> None:
-    small: dict[str, Any] = {
-        "vocab_size": 23,
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
-    model: PreTrainedModel
-    if family == "qwen2":
-        model = Qwen2ForCausalLM(Qwen2Config(**small, initializer_range=0.2))
-    elif family == "qwen3":
-        model = Qwen3ForCausalLM(Qwen3Config(**small, head_dim=16, initializer_range=0.2))
-    elif family == "gemma":
-        model = GemmaForCausalLM(GemmaConfig(**small, head_dim=16, initializer_range=0.2))
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**small, tie_word_embeddings=True, initializer_range=0.2))
-    compare(model, pack_groups(random_groups(5), max_pack_tokens=300), 5, tolerance=1e-5, temperature=1.0)
+    model = made(*FAMILIES[family])
+    compare(model, pack_groups(random_groups(5, depth=4), max_pack_tokens=300), 5, tolerance=1e-5, temperature=1.0)
+
+
+@pytest.mark.parametrize("family", ["qwen2, one layer sliding", "mistral, sliding", "gemma2", "gemma3"])
+def test_windows_and_caps_are_those_of_the_model_by_itself(random_groups: Groups, family: str) -> None:
+    """The rows above run through turntree's attention too; here they run through transformers' eager attention."""
+    kind, config = FAMILIES[family]
+    model = made(kind, config)
+    (pack,) = pack_groups(random_groups(5, depth=4), max_pack_tokens=10_000)
+    packed = packed_logprobs(model, pack).logp[column(pack, "occurrences", "token")]
+    model.config._attn_implementation = "eager"
+    torch.testing.assert_close(packed, torch.cat(row_logprobs(model, pack)), rtol=0, atol=1e-5)
+    assert max(len(path) for path in row_tokens(pack)) > 2 * config.sliding_window
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS)
+def test_scaled_rotations_are_exact(random_groups: Groups, rotation: str) -> None:
+    config = LlamaConfig(
+        **SMALL, max_position_embeddings=32, rope_parameters={**ROTATIONS[rotation], "rope_theta": 1e3}
+    )
+    compare(
+        made(LlamaForCausalLM, config), pack_groups(random_groups(5), max_pack_tokens=300), 5, tolerance=1e-5,
+        temperature=1.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotations_that_depend_on_the_length_are_refused_past_their_bound(random_groups: Groups, kind: str) -> None:
+    more: dict[str, Any] = {"factor": 2.0}
+    if kind == "longrope":
+        more |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 32}
+    rotation = {"rope_type": kind, "rope_theta": 1e3, **more}
+    positions = 32 if kind == "dynamic" else 64
+    config = LlamaConfig(**SMALL, max_position_embeddings=positions, rope_parameters=rotation)
+    model = made(LlamaForCausalLM, config)
+    groups = random_groups(5)
+    compare(model, pack_groups(groups, max_pack_tokens=300), 5, tolerance=1e-5, temperature=1.0)
+    node = groups[0].trees[0].root
+    node.observation_ids = (1,) * 40
+    with pytest.raises(ConfigError, match=r"past 32 the rotation of LlamaForCausalLM depends on the length"):
+        packed_logprobs(model, pack_groups(groups, max_pack_tokens=10_000)[0])
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -184,8 +260,8 @@ def test_the_check_of_the_first_batch_passes_and_catches(
 def test_models_that_change_their_logits_are_refused(random_groups: Groups, tiny_llama: LlamaForCausalLM) -> None:
     (pack,) = pack_groups(random_groups(2), max_pack_tokens=10_000)
     model = copy.deepcopy(tiny_llama)
-    model.config.final_logit_softcapping = 30.0
-    with pytest.raises(ConfigError, match="final_logit_softcapping=30"):
+    model.config.logits_scaling = 30.0
+    with pytest.raises(ConfigError, match="logits_scaling=30"):
         packed_logprobs(model, pack)
 
 

@@ -8,14 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from turntree.errors import ConfigError
-from turntree.trainers import tree_attention
+from turntree.trainers import tree_attention, tree_cover
 from turntree.trainers.packing import column, pack_groups
 from turntree.trainers.tree import Group
 from turntree.trainers.tree_attention import (
@@ -38,9 +48,26 @@ SMALL: dict[str, Any] = {
 }
 
 
-def dense_rule(subtree_end: Tensor) -> Tensor:
-    index = torch.arange(len(subtree_end))
-    return (index[None] <= index[:, None]) & (index[:, None] < subtree_end[None])
+WINDOWS = [None, 1, 4, 9]
+
+
+def depths(predecessor: Tensor) -> Tensor:
+    """Position of each token on its path."""
+    found: list[int] = []
+    for before in predecessor.tolist():
+        found.append(found[before] + 1 if before >= 0 else 0)
+    return torch.tensor(found, dtype=torch.int64)
+
+
+def dense_rule(subtree_end: Tensor, predecessor: Tensor, window: int | None = None) -> Tensor:
+    """Which keys each query sees: walks every path, independently of subtree_end's rule."""
+    seen = torch.zeros(len(subtree_end), len(subtree_end), dtype=torch.bool)
+    for query in range(len(subtree_end)):
+        key, steps = query, 0
+        while key >= 0 and (window is None or steps < window):
+            seen[query, key] = True
+            key, steps = int(predecessor[key]), steps + 1
+    return seen
 
 
 def columns(groups: list[Group]) -> tuple[Tensor, Tensor]:
@@ -48,13 +75,14 @@ def columns(groups: list[Group]) -> tuple[Tensor, Tensor]:
     return column(pack, "tokens", "subtree_end"), column(pack, "tokens", "predecessor")
 
 
-def covered(plan: AttentionPlan, n: int) -> Tensor:
+def covered(plan: AttentionPlan, n: int, window: int | None) -> Tensor:
     """How often each (query, key) pair is attended, [N, N]; padded queries are told apart by ``order``."""
     counts = torch.zeros(n, n, dtype=torch.int64)
-    slot_of = {slot: token for token, slot in enumerate(plan.order.tolist())}
+    cover = plan.cover(window)
+    slot_of = {slot: token for token, slot in enumerate(cover.order.tolist())}
     offset = 0
-    for call in plan.calls:
-        mask = tree_attention._mask(call.queries, call.keys, plan.subtree_end)[:, 0] == 0
+    for call in cover.calls:
+        mask = tree_attention._mask(call.queries, call.keys, plan, cover.window)[:, 0] == 0
         if call.mask is not None:
             assert torch.equal(call.mask[:, 0] == 0, mask)
         batch, length = call.queries.shape
@@ -68,40 +96,66 @@ def covered(plan: AttentionPlan, n: int) -> Tensor:
     return counts
 
 
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10_000), limit=st.sampled_from([3, 16, 512]), cost=st.sampled_from([0, 64, 2048]))
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    limit=st.sampled_from([3, 16, 512]),
+    cost=st.sampled_from([0, 64, 2048]),
+    window=st.sampled_from(WINDOWS),
+)
 def test_the_plan_attends_every_visible_pair_exactly_once(
-    random_groups: Groups, seed: int, limit: int, cost: int
+    random_groups: Groups, seed: int, limit: int, cost: int, window: int | None
 ) -> None:
     groups = random_groups(seed)
     if not any(g.scored_leaves() for g in groups):
         return
     end, before = columns(groups)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tree_attention, "_MAX_QUERIES", limit)
-        patch.setattr(tree_attention, "_BLOCK_COST", cost)
+        patch.setattr(tree_cover, "_MAX_QUERIES", limit)
+        patch.setattr(tree_cover, "_BLOCK_COST", cost)
         plan = plan_attention(end, before)
-    assert torch.equal(covered(plan, len(end)), dense_rule(end).long())
+        found = covered(plan, len(end), window)
+    assert torch.equal(found, dense_rule(end, before, window).long())
+    assert torch.equal(plan.position, depths(before))
 
 
 @settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 10_000))
-def test_the_mask_mod_is_the_same_rule(random_groups: Groups, seed: int) -> None:
+@given(seed=st.integers(0, 10_000), window=st.sampled_from(WINDOWS))
+def test_the_mask_mod_is_the_same_rule(random_groups: Groups, seed: int, window: int | None) -> None:
     groups = random_groups(seed)
     if not any(g.scored_leaves() for g in groups):
         return
-    end, _ = columns(groups)
-    mask_mod = tree_mask_mod(end)
+    end, before = columns(groups)
+    mask_mod = tree_mask_mod(end, depths(before), window=window)
     index = torch.arange(len(end))
     zero = torch.zeros((), dtype=torch.int64)
-    assert torch.equal(mask_mod(zero, zero, index[:, None], index[None, :]), dense_rule(end))
+    assert torch.equal(mask_mod(zero, zero, index[:, None], index[None, :]), dense_rule(end, before, window))
+
+
+def test_a_narrow_window_costs_less() -> None:
+    end, before = long_tree(8, 2_000, 300)
+    plan = plan_attention(end, before)
+    assert plan.cover(64).pairs < plan.cover().pairs / 3
+    assert plan.cover(2_300) is plan.cover()  # no query is further from its first key
 
 
 @pytest.mark.parametrize("kept_pairs", [0, 1 << 24])
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10_000), groups=st.sampled_from([1, 2, 4]))
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    groups=st.sampled_from([1, 2, 4]),
+    window=st.sampled_from(WINDOWS),
+    softcap=st.sampled_from([None, 1.5]),
+    kernel=st.sampled_from(["blocks", "flex"]),
+)
 def test_outputs_and_gradients_equal_dense_attention(
-    random_groups: Groups, kept_pairs: int, seed: int, groups: int
+    random_groups: Groups,
+    kept_pairs: int,
+    seed: int,
+    groups: int,
+    window: int | None,
+    softcap: float | None,
+    kernel: Any,
 ) -> None:
     made = random_groups(seed)
     if not any(g.scored_leaves() for g in made):
@@ -110,16 +164,21 @@ def test_outputs_and_gradients_equal_dense_attention(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_attention, "_KEPT_PAIRS", kept_pairs)
         plan = plan_attention(end, before)
+        plan.cover(window)
     generator = torch.Generator().manual_seed(seed)
 
     def heads(count: int) -> Tensor:
-        x = torch.randn(1, count, len(end), 6, generator=generator, dtype=torch.float64)
+        x = torch.randn(1, count, len(end), 8, generator=generator, dtype=torch.float64)
         return x.requires_grad_()
 
     q, k, v = heads(4), heads(4 // groups), heads(4 // groups)
-    out, _ = tree_attention._attention_forward(nn.Identity(), q, k, v, None, scaling=0.7, tree_plan=plan)
-    wide_k, wide_v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    expected = F.scaled_dot_product_attention(q, wide_k, wide_v, attn_mask=dense_rule(end), scale=0.7).transpose(1, 2)
+    out, _ = tree_attention._attention_forward(
+        nn.Identity(), q, k, v, None, scaling=0.7, softcap=softcap, sliding_window=window, tree_plan=plan
+    )
+    scores = q @ k.repeat_interleave(groups, 1).transpose(2, 3) * 0.7
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~dense_rule(end, before, window), float("-inf"))
+    expected = (scores.softmax(-1) @ v.repeat_interleave(groups, 1)).transpose(1, 2)
     torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
     upstream = torch.randn(out.shape, generator=generator, dtype=torch.float64)
     ours = torch.autograd.grad((out * upstream).sum(), (q, k, v))
@@ -138,8 +197,8 @@ def test_columns_that_are_no_tree_are_refused() -> None:
 def test_nothing_packs_to_an_empty_plan() -> None:
     nothing = torch.zeros(0, dtype=torch.int64)
     plan = plan_attention(nothing, nothing)
-    assert plan.calls == ()
-    assert plan.order.numel() == 0
+    assert plan.cover().calls == ()
+    assert plan.cover(8).order.numel() == 0
 
 
 def test_models_of_the_llama_family_are_supported() -> None:
@@ -148,12 +207,16 @@ def test_models_of_the_llama_family_are_supported() -> None:
     check_supported(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None)))
 
 
-def test_sliding_windows_and_other_modules_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"sliding window of 4096"):
-        check_supported(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=4096)))
-    mixed = Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=8, max_window_layers=1)
-    with pytest.raises(ConfigError, match="sliding_attention layers"):
-        check_supported(Qwen2ForCausalLM(mixed))
+def test_attention_that_is_not_causal_on_the_path_is_refused() -> None:
+    check_supported(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=4096)))
+    check_supported(Qwen2ForCausalLM(Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=8)))
+    chunked = Qwen2Config(**SMALL, layer_types=["full_attention", "chunked_attention"])
+    with pytest.raises(ConfigError, match="chunked_attention layers; packed trees need full attention or a sliding"):
+        check_supported(Qwen2ForCausalLM(chunked))
+    with pytest.raises(ConfigError, match="attention sinks"):
+        check_supported(GptOssForCausalLM(GptOssConfig(**SMALL, num_local_experts=2, head_dim=8)))
+    with pytest.raises(ConfigError, match="bidirectional"):
+        check_supported(Gemma3ForCausalLM(Gemma3TextConfig(**SMALL, use_bidirectional_attention=True)))
     with pytest.raises(ConfigError, match="not a transformers causal language model"):
         check_supported(nn.Linear(2, 2))
 
@@ -199,15 +262,19 @@ def long_tree(leaves: int, prompt: int, turn: int) -> tuple[Tensor, Tensor]:
     return end, before
 
 
+@pytest.mark.parametrize("window", [None, 1024])
 @pytest.mark.parametrize(("leaves", "prompt", "turn"), [(1, 32_768, 0), (64, 2_048, 480), (10_000, 2_768, 3)])
-def test_b11_a_tree_of_32k_tokens_plans_without_an_n_by_n_tensor(leaves: int, prompt: int, turn: int) -> None:
+def test_b11_a_tree_of_32k_tokens_plans_without_an_n_by_n_tensor(
+    leaves: int, prompt: int, turn: int, window: int | None
+) -> None:
     end, before = long_tree(leaves, prompt, turn)
     assert len(end) == 32_768
     tracemalloc.start()
     plan = plan_attention(end, before)
+    plan.cover(window)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    tensors = [t for c in plan.calls for t in (c.queries, c.keys, c.mask) if t is not None]
+    tensors = [t for c in plan.cover(window).calls for t in (c.queries, c.keys, c.mask) if t is not None]
     held = sum(t.numel() * t.element_size() for t in tensors)
     assert peak < 64 << 20
     assert held < 96 << 20  # one byte a pair would be 1024 MiB
