@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from turntree.errors import ConfigError
 from turntree.trainers.config import RunConfig, documented_options
 from turntree.trainers.options import did_you_mean
 
-__all__ = ["compose", "config_groups", "import_object"]
+__all__ = ["compose", "config_groups", "import_object", "read_config"]
 
 # What env=... means an environment by its id with, and not a choice of the config group.
 _ENV_ID = re.compile(r"^env=(?=.*(?:[/:]|-v\d+$))")
@@ -59,6 +59,13 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
         cause = f" ({str(error.__cause__).splitlines()[0]})" if error.__cause__ and str(error.__cause__) else ""
         raise ConfigError(f"cannot compose the configuration from {list(overrides)}: {reason}{cause}") from None
     return _to_config(node)
+
+
+def read_config(saved: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a run as it was saved. Raises ``ConfigError`` where it does not fit this version."""
+    from omegaconf import OmegaConf
+
+    return _to_config(OmegaConf.create(dict(saved)))
 
 
 def _schema() -> Any:
