@@ -17,6 +17,7 @@ from turntree.trainers.agent_config import AgentConfig
 from turntree.trainers.algorithm_config import AlgorithmConfig, built_in
 from turntree.trainers.cluster_config import ClusterConfig
 from turntree.trainers.coldstart_config import ColdStartConfig
+from turntree.trainers.deepspeed_config import DeepSpeedConfig
 from turntree.trainers.eval_config import EvalConfig
 from turntree.trainers.options import at_least, finite, one_of, opt
 from turntree.trainers.plan import Schedule
@@ -27,6 +28,7 @@ __all__ = [
     "AlgorithmConfig",
     "ClusterConfig",
     "ColdStartConfig",
+    "DeepSpeedConfig",
     "EngineConfig",
     "EnvConfig",
     "EvalConfig",
@@ -243,9 +245,17 @@ class TrainerConfig:
     check_packed: bool = opt(True, "compare packed against one row per leaf on the first batch.")
     threads: int | None = opt(None, "torch threads (null: torch's default).")
     device: str = opt("cpu", "torch device of model and engine.")
+    strategy: str = opt("single", "single (one process), or deepspeed (ZeRO, see deepspeed.*, on one rank or many).")
+    ranks: int | None = opt(
+        None, "deepspeed: processes that train and sft start on this machine (null: one, or those of torchrun)."
+    )
 
     def __post_init__(self) -> None:
         finite("trainer", self)
+        one_of("trainer.strategy", self.strategy, ("single", "deepspeed"))
+        at_least("trainer.ranks", self.ranks, 1)
+        if self.ranks is not None and self.strategy != "deepspeed":
+            raise ConfigError(f"trainer.ranks={self.ranks} needs trainer.strategy=deepspeed, found {self.strategy}")
         for name in (
             "steps",
             "prompts_per_step",
@@ -320,6 +330,7 @@ class RunConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    deepspeed: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     coldstart: ColdStartConfig = field(default_factory=ColdStartConfig)
     sft: SftConfig = field(default_factory=SftConfig)
