@@ -92,10 +92,11 @@ class Arm:
 
 @dataclass(slots=True)
 class Curve:
-    """Expected exact match after ``tokens`` tokens."""
+    """Expected exact match after ``tokens`` tokens and ``calls`` searches."""
 
     tokens: list[int] = field(default_factory=list)
     em: list[float] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
 
     def area(self, budget: float) -> float:
         """Mean exact match over the first ``budget`` tokens, straight lines between updates."""
@@ -140,7 +141,7 @@ class Learner:
     def train(self, budget: int, *, lr: float) -> Curve:
         """Rollout after rollout until ``budget`` tokens are used, as the world counts them."""
         adam = torch.optim.Adam([self.logits], lr=lr, betas=(0.9, 0.99), eps=EPS)
-        curve = Curve([0], [self.exact_match()])
+        curve = Curve([0], [self.exact_match()], [0])
         while curve.tokens[-1] < budget:
             rollout = self.rollout()
             batch = _batch(rollout, self.arm)
@@ -150,7 +151,9 @@ class Learner:
                 self._loss(batch, old).backward()
                 adam.step()
             curve.tokens.append(curve.tokens[-1] + rollout.cost(self.world))
+            curve.calls.append(curve.calls[-1] + rollout.calls)
             curve.em.append(self.exact_match())
+            rollout.release()
         return curve
 
     def exact_match(self) -> float:

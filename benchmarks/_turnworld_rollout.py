@@ -81,6 +81,16 @@ class Rollout:
         """What a budget of ``world`` counts."""
         return self.generated_tokens + world.observations * self.observation_tokens
 
+    @property
+    def calls(self) -> int:
+        """Searches made; those of shared turns count once."""
+        return self.observation_tokens // OBSERVATION_TOKENS
+
+    def release(self) -> None:
+        """Unlink turns from their parents, so that trees go at once and not when cycles are looked for."""
+        for node in self.choices:
+            node.parent = None
+
 
 @dataclass(slots=True)
 class _Walker:

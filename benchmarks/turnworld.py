@@ -242,8 +242,8 @@ def tuned(world: World, subject: Arm, *, seeds: int) -> tuple[Arm, float]:
     return chosen, rate
 
 
-def climb(score: Callable[[float], float]) -> tuple[float, float]:
-    """The rate, in up to ``STEPS`` steps of a factor of two, that neither neighbour beats, and its score."""
+def climb(score: Callable[[float], float], rate: float = FIRST_RATE) -> tuple[float, float]:
+    """The rate, in up to ``STEPS`` steps of a factor of two from ``rate``, that neither neighbour beats; its score."""
     known: dict[float, float] = {}
 
     def of(rate: float) -> float:
@@ -251,7 +251,6 @@ def climb(score: Callable[[float], float]) -> tuple[float, float]:
             known[rate] = score(rate)
         return known[rate]
 
-    rate = FIRST_RATE
     for _ in range(STEPS):
         rate = max((rate, rate / 2, rate * 2), key=of)
     return rate, known[rate]

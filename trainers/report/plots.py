@@ -50,10 +50,11 @@ def plot_curve(
     x_label: str = "generated tokens",
     y_label: str = "exact match",
 ) -> None:
-    """Draw ``series`` into a PNG file. Shares (values from 0 to 1) are shown in percent.
+    """Draw ``series`` into a PNG file, or an SVG file by the name's ending. Shares (values from 0 to 1) are shown in percent.
 
     ``cold_start``: the value before training, drawn as a dashed line. The same data gives the same file.
     """
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -70,8 +71,9 @@ def plot_curve(
         legend = axes.legend(loc="best", frameon=True, fontsize=9, labelcolor=_INK, edgecolor=_GRID, framealpha=0.9)
         legend.set_zorder(5)
     _use_fonts(figure)
-    with atomic_file(Path(path)) as handle:
-        figure.savefig(handle, format="png", metadata={"Software": None})
+    kind, unset = ("svg", "Date") if Path(path).suffix.lower() == ".svg" else ("png", "Software")
+    with atomic_file(Path(path)) as handle, rc_context({"svg.hashsalt": "turntree"}):
+        figure.savefig(handle, format=kind, metadata={unset: None})
 
 
 def _use_fonts(figure: Figure) -> None:

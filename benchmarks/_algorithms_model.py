@@ -1,0 +1,245 @@
+"""The second level of the algorithm benchmark: a tiny decoder on worlds of the profile ``uncertain``.
+
+World, initial model and cold start belong to a seed and are the same for all arms; with ``start_seed`` the cold start
+of one seed serves all, since names are made of the same words in every world. Every arm has its own group sizes and
+learning rates to choose from, on seeds of their own. A rollout is used for two updates or more.
+
+The learning curve is the exact match of the first chains of every rollout, before any expansion: draws of the policy as
+it is then, on questions that no rollout had before. The policy at the end is scored on the test world, whose names and
+question templates are new, by sampling and greedily.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from _algorithms_analysis import ArmResult
+from _algorithms_store import Store, Trace
+from turnworld import report
+
+from turntree.envs.worlds import generate_world
+from turntree.envs.worlds.names import Split
+from turntree.trainers.coldstart import cold_start
+from turntree.trainers.compose import compose
+from turntree.trainers.config import RunConfig
+from turntree.trainers.learner import train
+from turntree.trainers.quickstart import write_tiny_model
+from turntree.trainers.run_folder import RunFolder, read_metrics
+from turntree.trainers.scoring import score
+from turntree.trainers.store import TreeStore
+from turntree.trainers.tree import Node
+
+__all__ = ["MODEL_ABLATIONS", "MODEL_ARMS", "ModelProtocol", "run_models"]
+
+PRESET = "uncertain"
+SIZES: dict[Split, tuple[int, int]] = {"train": (1200, 8000), "dev": (180, 100), "test": (180, 200)}
+"""(entities, questions) of the worlds of a seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProtocol:
+    """How much is run: fresh seeds, development seeds to choose on (none: each arm's first choice), sampled tokens of a
+    run, the seed whose cold start all use (None: each its own), and options of every run."""
+
+    seeds: tuple[int, ...] = (11, 12, 13, 14, 15)
+    tuning_seeds: tuple[int, ...] = (1,)
+    tokens: int = 250_000
+    start_seed: int | None = None
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelArm:
+    """An arm as options of a run, its group sizes (each a group of options) and its learning rates."""
+
+    name: str
+    options: tuple[str, ...]
+    shapes: tuple[tuple[str, ...], ...]
+    rates: tuple[float, ...] = (3e-4, 1e-3)
+
+    def choices(self) -> list[tuple[tuple[str, ...], float]]:
+        return list(itertools.product(self.shapes, self.rates))
+
+
+def _chains(*sizes: int) -> tuple[tuple[str, ...], ...]:
+    return tuple((f"algorithm.chains={n}",) for n in sizes)
+
+
+def _trees(*sizes: tuple[int, int, int], trees: int = 1) -> tuple[tuple[str, ...], ...]:
+    return tuple(
+        (
+            f"algorithm.trees={trees}",
+            f"algorithm.chains={c}",
+            f"algorithm.rounds={r}",
+            f"algorithm.expansions={e}",
+        )
+        for c, r, e in sizes
+    )
+
+
+CHAINS = _chains(8, 4)
+TREES = _trees((2, 2, 2), (4, 2, 4))
+WIDE = ("algorithm.clip_low=0.02", "algorithm.clip_high=0.027")
+PRODUCT = (
+    "algorithm.ratio=turn", "algorithm.turn_ratio=product", "algorithm.clip_low=0.4", "algorithm.clip_high=0.9",
+)  # fmt: skip
+AT2PO = ("algorithm=at2po", *WIDE)
+
+MODEL_ARMS = (
+    ModelArm("grpo", ("algorithm=grpo",), CHAINS),
+    ModelArm("gspo", ("algorithm=gspo", *WIDE), CHAINS),
+    ModelArm("tree_grpo", ("algorithm=tree_grpo",), _trees((1, 2, 2), (1, 1, 2), trees=2)),
+    ModelArm("at2po", AT2PO, TREES),
+    ModelArm("entropy_leaf", ("algorithm=entropy_leaf",), TREES),
+    ModelArm("ours", ("algorithm=entropy_leaf", *PRODUCT), TREES),
+)
+MODEL_ABLATIONS = {
+    "at2po_random": ("algorithm.expansion=turntree.trainers.expansion:random_nodes",),
+    "at2po_token": ("algorithm.ratio=token", "algorithm.clip_low=0.2", "algorithm.clip_high=0.28"),
+    "at2po_sequence": ("algorithm.ratio=sequence",),
+    "at2po_leaf": ("algorithm.credit=turntree.trainers.credit:grpo",),
+    "at2po_once": ("algorithm.shared_turns=once",),
+}
+"""What replaces a part of AT2PO in its chosen setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Worlds, cold starts and runs below ``root``; finished runs are in ``store``."""
+
+    root: Path
+    store: Store
+    protocol: ModelProtocol
+
+    def trace(self, name: str, options: Sequence[str], rate: float, seed: int) -> Trace:
+        key = {"preset": PRESET, "options": list(options), "rate": rate, "seed": seed, "tokens": self.protocol.tokens,
+               "start": self.start_of(seed), "shared": list(self.protocol.options), "sizes": dict(SIZES)}  # fmt: skip
+        return self.store.trace(f"model-{name}", key, lambda: self._run(name, options, rate, seed))
+
+    def configured(self, seed: int, *options: str) -> RunConfig:
+        """The preset on the worlds of ``seed``. No KL: it would be another knob to tune."""
+        config = compose(
+            [f"experiment={PRESET}", *options, "algorithm.kl_coef=0", "algorithm.entropy_coef=0", f"seed={seed}",
+             "trainer.eval_every=0", *self.protocol.options]
+        )  # fmt: skip
+        files = {split: str(self.folder(seed) / "worlds" / split / "questions.jsonl") for split in SIZES}
+        env = replace(config.env, questions=files["train"], test_questions=files["test"])
+        return replace(config, env=env)
+
+    def folder(self, seed: int) -> Path:
+        return self.root / f"seed-{seed}"
+
+    def start_of(self, seed: int) -> int:
+        """The seed whose cold start ``seed`` uses."""
+        return seed if self.protocol.start_seed is None else self.protocol.start_seed
+
+    def worlds(self, seed: int) -> None:
+        folder = self.folder(seed)
+        for split, (entities, questions) in SIZES.items():
+            if not (folder / "worlds" / split / "meta.json").is_file():
+                world = generate_world("uncertain", seed=seed, split=split, entities=entities, questions=questions)
+                world.save(folder / "worlds" / split)
+
+    def start(self, seed: int) -> Path:
+        """The cold start's model; worlds, model and training are made where they are not there yet."""
+        self.worlds(seed)
+        if self.start_of(seed) != seed:
+            return self.start(self.start_of(seed))
+        folder = self.folder(seed)
+        if not (folder / "initial-model" / "config.json").is_file():
+            write_tiny_model(folder / "initial-model", seed=seed, style="vague")
+        out = folder / "cold-start"
+        if not (out / "summary.json").is_file():
+            config = self.configured(seed)
+            model = replace(config.model, path=str(folder / "initial-model"))
+            cold_start(replace(config, model=model, out=str(out), resume=True))
+        return out / "model"
+
+    def scored(self, seed: int, model: Path, folder: Path) -> dict[str, float]:
+        """Exact match on the test world: sampled as in rollouts, and greedy."""
+        found = {}
+        for way, temperature in (("sampled", 1.0), ("greedy", 0.0)):
+            document = folder / way / "evaluation.json"
+            if not document.is_file():
+                config = self.configured(seed, f"sampling.eval_temperature={temperature}")
+                score(replace(config, model=replace(config.model, path=str(model))), folder / way)
+            found[f"em_{way}"] = float(json.loads(document.read_text(encoding="utf-8"))["em"])
+        return found
+
+    def _run(self, name: str, options: Sequence[str], rate: float, seed: int) -> Trace:
+        """Train until the tokens are used; the folder goes once the curve is read."""
+        began = time.perf_counter()
+        model = self.start(seed)
+        before = self.scored(seed, model, self.folder(seed) / "evaluation-before")
+        out = self.folder(seed) / "-".join(
+            [name, *(o.rpartition("=")[2].rpartition(":")[2] for o in options), f"{rate:g}"]
+        )
+        more = (f"trainer.learning_rate={rate}", f"trainer.max_generated_tokens={self.protocol.tokens}",
+                "trainer.steps=1000000", "trainer.save_every=10", "trainer.keep_checkpoints=1")  # fmt: skip
+        config = self.configured(seed, *options, *more)
+        train(replace(config, model=replace(config.model, path=str(model)), out=str(out), resume=out.exists()))
+        after = self.scored(seed, out / "model", out / "evaluation")
+        trace = curve(out, {f"{k}_before": v for k, v in before.items()} | after)
+        seconds = time.perf_counter() - began
+        report(f"model {name} {' '.join(options)} rate {rate:g} seed {seed}: {before['em_sampled']:.3f} -> "
+               f"{after['em_sampled']:.3f} sampled, {after['em_greedy']:.3f} greedy, {seconds:.0f} s")  # fmt: skip
+        shutil.rmtree(out)
+        return trace
+
+    def chosen(self, arm: ModelArm) -> tuple[tuple[str, ...], float]:
+        """Group size and rate of the largest mean exact match on the development seeds."""
+        if not self.protocol.tuning_seeds:
+            return arm.choices()[0]
+
+        def area(choice: tuple[tuple[str, ...], float]) -> float:
+            shape, rate = choice
+            found = [self.trace(arm.name, (*arm.options, *shape), rate, s) for s in self.protocol.tuning_seeds]
+            return sum(t.area(self.protocol.tokens) for t in found) / len(found)
+
+        return max(arm.choices(), key=area)
+
+
+def curve(out: Path, extra: Mapping[str, float]) -> Trace:
+    """A run's curve. A step's point lies at the tokens that were used before it: its policy had learnt from those."""
+    rows = read_metrics(out / "metrics.jsonl")
+    store = TreeStore(RunFolder(out).trees)
+    em = [_first_chains(store, int(row["step"])) for row in rows]
+    tokens = [0, *(int(row["total/generated_tokens"]) for row in rows)][:-1]
+    calls = [0, *(int(row["total/tool_calls"]) for row in rows)][:-1]
+    last = rows[-1]
+    kept = {"updates": float(last["total/updates"]), "seconds": float(last["total/seconds"]), **extra}
+    return Trace(tuple(tokens), tuple(calls), tuple(em), kept)
+
+
+def _first_chains(store: TreeStore, step: int) -> float:
+    leaves = [leaf for group in store.groups(step) for leaf in group.scored_leaves() if _is_first(leaf)]
+    return sum(leaf.reward or 0.0 for leaf in leaves) / len(leaves)
+
+
+def _is_first(leaf: Node) -> bool:
+    """Whether no turn of the trajectory was chosen by an expansion rule."""
+    return all(node.picked is None for node in leaf.trajectory())
+
+
+def run_models(runs: Runs, names: Sequence[str]) -> Iterator[ArmResult]:
+    """Choose, freeze, and run the fresh seeds, arm by arm; ablations follow AT2PO's choice of group size and rate."""
+    arms = {arm.name: arm for arm in MODEL_ARMS}
+    for name in names:
+        arm = arms[name if name in arms else "at2po"]
+        shape, rate = runs.chosen(arm)
+        options = (*arm.options, *shape, *MODEL_ABLATIONS.get(name, ()))
+        traces = {seed: runs.trace(name, options, rate, seed) for seed in runs.protocol.seeds}
+        yield ArmResult(name, shape_label(shape), rate, traces)
+
+
+def shape_label(shape: Sequence[str]) -> str:
+    """``trees x (chains + rounds x expansions)`` from the options of a shape."""
+    given = {key.removeprefix("algorithm."): int(value) for key, value in (o.split("=") for o in shape)}
+    tree = f"{given['chains']}" + (f"+{given['rounds']}x{given['expansions']}" if given.get("rounds") else "")
+    return f"{given['trees']}x({tree})" if given.get("trees", 1) > 1 else tree
