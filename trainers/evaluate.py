@@ -15,6 +15,7 @@ from turntree.agents.scorer import Finisher, Scorer
 from turntree.envs.core import TurnCore
 from turntree.envs.scorers import AnswerMetrics
 from turntree.trainers.atomic import atomic_file, write_json
+from turntree.trainers.distributed.ranks import ALONE, Ranks
 from turntree.trainers.evaluation.play import INTERRUPTED, Players, play
 from turntree.trainers.evaluation.rows import ANSWERS, EvalRow, read_rows
 from turntree.trainers.evaluation.summary import summarize
@@ -71,6 +72,7 @@ def evaluate(
     done: Mapping[str, EvalRow] | None = None,
     keep_partial: bool = False,
     scorers: Mapping[str, AnswerMetrics] | None = None,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Play every question once, in order, and score it: with the official metrics where there are gold answers.
 
@@ -82,9 +84,10 @@ def evaluate(
     the number of questions played so far.
 
     ``done`` holds rows by question id that are taken as they are; the others are drawn as if all were played. With
-    ``keep_partial``, what was played before a cost limit, a dead engine or Ctrl-C is returned, and says so.
+    ``keep_partial``, what was played before a cost limit, a dead engine or Ctrl-C is returned, and says so. Several
+    ``ranks`` share the questions of a batch; each gets all rows.
     """
-    players = Players(core, engine, dialogue, sampling, limits, seed, finisher, scorer, scorers or {})
+    players = Players(core, engine, dialogue, sampling, limits, seed, finisher, scorer, scorers or {}, ranks)
     report = on_batch or (lambda played: None)
     played = play(
         questions,

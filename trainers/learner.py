@@ -53,11 +53,16 @@ from turntree.trainers.checkpoint import (
     mark_best,
     save_checkpoint,
 )
+from turntree.trainers.cluster.engine import ClusterEngine
+from turntree.trainers.cluster.rollout import ClusterRollout
 from turntree.trainers.coldstart import demonstrations
 from turntree.trainers.collector import Collected, PromptStream, TreeCollector, by_node, token_columns
 from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
 from turntree.trainers.credit import credit_needs
+from turntree.trainers.distributed.setup import AdamW, build_strategy, join_run
+from turntree.trainers.distributed.share import fingerprint, share_rollout
+from turntree.trainers.distributed.strategy import Gathered, Single, Strategy
 from turntree.trainers.evaluate import Evaluation, evaluate, shown
 from turntree.trainers.evaluation.passport import run_passport
 from turntree.trainers.forward import check_packed
@@ -68,7 +73,7 @@ from turntree.trainers.objectives import PolicyObjective, combine_metrics, loss_
 from turntree.trainers.packing import Pack, SharedTurns
 from turntree.trainers.preparation import Preparation
 from turntree.trainers.rollout import Prompt, Rollout, grow
-from turntree.trainers.run_folder import MetricsLog, RunFolder
+from turntree.trainers.run_folder import MetricsLog, RunFolder, SilentLog
 from turntree.trainers.seeds import derive_seed
 from turntree.trainers.store import TreeStore
 from turntree.trainers.task import (
@@ -80,7 +85,7 @@ from turntree.trainers.task import (
     provenance,
     rollout_sampling,
 )
-from turntree.trainers.updates import guarded_step
+from turntree.trainers.updates import update
 from turntree.trainers.value_head import ValueHead
 
 _log = logging.getLogger(__name__)
@@ -132,6 +137,7 @@ __all__ = ["PolicyStepper", "TrainResult", "train"]
 class PolicyStepper(OptimizationStepper):  # type: ignore[misc]
     """One optimiser step over the packs of a mini-batch, with global denominators.
 
+    ``optimizer`` is a torch optimiser of the objective's parameters, or the strategy of a run, which has one and clips.
     A step whose gradient is not finite is skipped and counted (``skipped``); weights and moments stay as they were.
     ``updates`` counts every step, skipped ones too; the warm-up follows it.
     """
@@ -139,14 +145,15 @@ class PolicyStepper(OptimizationStepper):  # type: ignore[misc]
     def __init__(
         self,
         objective: PolicyObjective,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Strategy,
         *,
-        max_grad_norm: float,
+        max_grad_norm: float = 0.0,
         warmup_steps: int,
     ) -> None:
         self.objective = objective
-        self.optimizer = optimizer
-        self.max_grad_norm = max_grad_norm
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer = Single(objective.network, optimizer, parameters=objective.parameters(), clip=max_grad_norm)
+        self.optimizer: Strategy = optimizer
         self.warmup_steps = warmup_steps
         self.learning_rates = [group["lr"] for group in optimizer.param_groups]
         self.updates = 0
@@ -157,14 +164,17 @@ class PolicyStepper(OptimizationStepper):  # type: ignore[misc]
         del trainer
         packs: list[Pack] = sub_batch.get_non_tensor("packs")
         self._set_learning_rate()
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.optimizer.ranks.size > 1:
+            self.optimizer.ranks.agree("the packs of a mini-batch", fingerprint(packs))
+        # Every rank knows all packs of the mini-batch: what it divides by is global.
         denominators = Denominators.of(packs)
-        outputs: list[TensorDictBase] = []
-        for pack in packs:
+
+        def loss(pack: Pack) -> tuple[torch.Tensor, TensorDictBase]:
             out = self.objective(pack, denominators)
-            functools.reduce(torch.add, (out[name] for name in self.objective.out_keys)).backward()
-            outputs.append(out.detach())
-        norm = guarded_step(self.optimizer, self.objective.parameters(), max_grad_norm=self.max_grad_norm)
+            total = functools.reduce(torch.add, (out[name] for name in self.objective.out_keys))
+            return total, out.detach().cpu()
+
+        outputs, norm = update(self.optimizer, packs, loss)
         self.updates += 1
         if not math.isfinite(norm):
             self.skipped += 1
@@ -241,8 +251,8 @@ class _Run:
     """All parts of one training run. Each method is one stage; ``train`` puts them in order."""
 
     def __init__(self, config: RunConfig, *, on_step: Callable[[int, dict[str, float]], None] | None) -> None:
-        self.config = config
-        self.on_step = on_step
+        self.config, self.ranks = config, ranks = join_run(config)
+        self.on_step = on_step if ranks.is_main else None
         self.clock = time.monotonic()
         self.progress = Progress()
         self.interrupted = threading.Event()
@@ -260,13 +270,14 @@ class _Run:
         self.reference = self._reference()
         self.value_head = ValueHead.of(self.bench.model) if "values" in credit_needs(self.credit) else None
         self.preparation = self._preparation()
+        self.strategy = self._strategy()
         self.objective = self._objective()
-        self.stepper = self._stepper()
+        self.stepper = PolicyStepper(self.objective, self.strategy, warmup_steps=config.trainer.warmup_steps)
         self.fingerprint = config_fingerprint(asdict(config), RESUME_KEYS)
         # A server may hold anything, or take no weights at all.
         self.bench.engine.update_weights(0)
         # Only now, so that a run which is refused leaves no folder behind.
-        self.folder = RunFolder.create(run_path(config, "train"), config, resume=config.resume)
+        self.folder = ranks.main(lambda: RunFolder.create(run_path(config, "train"), config, resume=config.resume))
         self.store = TreeStore(
             self.folder.trees,
             sample=config.trainer.store_sample,
@@ -276,6 +287,7 @@ class _Run:
         self.saved_step = 0
         self.evaluation: Evaluation | None = None
         self.collected: Collected | None = None
+        self.cluster: ClusterRollout | None = None
         self.minibatches: Iterator[list[Pack]] = iter(())
         self.epoch = 0
         self.update_start = self.clock
@@ -325,20 +337,13 @@ class _Run:
             temperature=self.config.sampling.temperature,
             importance_cap=self.config.trainer.importance_cap,
             loss=self.loss,
+            forward=self.strategy.forward,
         )
 
-    def _stepper(self) -> PolicyStepper:
+    def _strategy(self) -> Strategy:
         options = self.config.trainer
-        head = self.value_head.parameters() if self.value_head is not None else ()
-        optimizer = torch.optim.AdamW(
-            [*self.bench.model.parameters(), *head],
-            lr=options.learning_rate,
-            betas=(0.9, options.adam_beta2),
-            weight_decay=options.weight_decay,
-        )
-        return PolicyStepper(
-            self.objective, optimizer, max_grad_norm=options.max_grad_norm, warmup_steps=options.warmup_steps
-        )
+        adamw = AdamW(options.learning_rate, options.adam_beta2, options.weight_decay, clip=options.max_grad_norm)
+        return build_strategy(self.config, self.ranks, self.bench.model, self.value_head, adamw=adamw)
 
     def _preparation(self) -> Preparation:
         algorithm, trainer = self.config.algorithm, self.config.trainer
@@ -356,13 +361,15 @@ class _Run:
             kl_reward=kl_reward(algorithm),
             entropy_balance=algorithm.entropy_balance,
             pairs=pair_chooser(algorithm, self.loss, self.credit),
+            ranks=self.ranks,
         )
 
     def _collector(self) -> TreeCollector:
         config = self.config
+        stream = PromptStream(self.task.questions, config.trainer.prompts_per_step, config.seed)
         return TreeCollector(
-            stream=PromptStream(self.task.questions, config.trainer.prompts_per_step, config.seed),
-            rollout=self._rollout,
+            stream=stream,
+            rollout=self._grower(stream),
             preparation=self.preparation,
             first_step=self.progress.step,
             last_step=config.trainer.steps,
@@ -370,6 +377,21 @@ class _Run:
             dynamic_sampling=config.algorithm.dynamic_sampling,
             should_stop=self._should_stop,
         )
+
+    def _grower(self, stream: PromptStream) -> Callable[[Sequence[Prompt]], Rollout]:
+        """Who grows trees: this process, or the workers of a cluster."""
+        engine = self.bench.engine
+        if not isinstance(engine, ClusterEngine):
+            return self._rollout
+        last = self.progress.prompt_batches + self.config.trainer.steps - self.progress.step
+
+        def upcoming(batch: int) -> Sequence[Prompt] | None:
+            known = not self.config.algorithm.dynamic_sampling and batch >= last
+            return None if known or self._should_stop() else stream.step(batch)
+
+        batches = self.progress.prompt_batches
+        self.cluster = ClusterRollout(engine.pool, self.plan, upcoming=upcoming, batches=batches)
+        return self.cluster
 
     def _trainer(self) -> Trainer:
         trainer = Trainer(
@@ -398,14 +420,18 @@ class _Run:
             closing(self.bench),
             judges,
             stop_on_interrupt("training step") as self.interrupted,
+            self.ranks.naming_losses(),
             self._resume_or_start() as self.metrics,
         ):
             if self.progress.step == 0 and self.config.trainer.eval_every:
                 self._validate(0)
             self._trainer().train()
+            if self.cluster is not None:
+                self.cluster.close()
             if self.progress.step > self.saved_step:  # Ctrl-C between two checkpoints
                 self._save(self.progress.step)
-            self._export()
+            if self.ranks.is_main:
+                self._export()
         return TrainResult(
             folder=self.folder.path,
             progress=self.progress,
@@ -421,8 +447,8 @@ class _Run:
             load_weights(best, self.bench.model)
             save_model(self.bench.model, self.bench.tokenizer, self.folder.path / "best-model")
 
-    def _resume_or_start(self) -> MetricsLog:
-        found = latest_checkpoint(self.folder.checkpoints) if self.config.resume else None
+    def _resume_or_start(self) -> MetricsLog | SilentLog:
+        found = self.ranks.main(lambda: latest_checkpoint(self.folder.checkpoints) if self.config.resume else None)
         if found is not None:
             state = load_checkpoint(
                 found, model=self.bench.model, optimizer=self.stepper.optimizer, fingerprint=self.fingerprint
@@ -430,9 +456,12 @@ class _Run:
             self.progress = Progress(**state["progress"])
             for name, module in self._extra_modules().items():
                 module.load_state_dict(state[name])
+            self.strategy.adopt()
             self.saved_step = self.progress.step
             self.stepper.updates, self.stepper.skipped = self.progress.updates, self.progress.skipped
             self.bench.engine.update_weights(self.progress.step)
+        if not self.ranks.is_main:
+            return SilentLog()
         # Without a checkpoint a resumed run starts over: what an interrupted first step left behind is dropped.
         self.folder.save_config(self.config)
         sampling = rollout_sampling(self.config, self.task.core)
@@ -456,9 +485,12 @@ class _Run:
         )
 
     def _should_stop(self) -> bool:
-        return self.interrupted.is_set() or self._complete()
+        return self.ranks.any(self.interrupted.is_set()) or self._complete()
 
     def _rollout(self, prompts: Sequence[Prompt]) -> Rollout:
+        return share_rollout(prompts, self._grow, ranks=self.ranks)
+
+    def _grow(self, prompts: Sequence[Prompt]) -> Rollout:
         if self.config.algorithm.source == "teacher":
             bench, writer = self.bench, self.finisher
             return demonstrations(
@@ -510,14 +542,18 @@ class _Run:
     def _end_step(self) -> None:
         collected = self._current()
         step = collected.step + 1
+        self.strategy.sync()
         self.bench.engine.update_weights(step)
         self._refresh_reference(step)
         self._count(collected, step)
         collected.metrics["timing_s/update_actor"] = time.monotonic() - self.update_start
         collected.metrics.update(update_metrics(self.stepper.take_metrics()) | step_metrics(collected.metrics))
-        advantages = by_node(collected.groups, collected.advantages)
-        self.store.write(step, collected.rollout.groups, advantages, token_columns(collected))
+        if self.ranks.is_main:
+            advantages = by_node(collected.groups, collected.advantages)
+            self.store.write(step, collected.rollout.groups, advantages, token_columns(collected))
         collected.metrics.update(self._written())
+        if self.cluster is not None:
+            collected.metrics.update(self.cluster.take_metrics())
         every = self.config.trainer.eval_every
         if self._complete() or (every and step % every == 0):
             collected.metrics.update(self._validate(step))
@@ -556,7 +592,8 @@ class _Run:
     def _written(self) -> dict[str, float]:
         """What the summariser of the rollouts used since the last step, apart from the policy."""
         used, self.written = summarizer_usage(self.finisher, self.written), summarizer_usage(self.finisher)
-        return {f"summarizer/{key}": value for key, value in used.items()}
+        every = self.ranks.gather(used)
+        return {f"summarizer/{key}": sum(rank[key] for rank in every) for key in used}
 
     def _totals(self) -> dict[str, float]:
         progress = self.progress
@@ -585,6 +622,7 @@ class _Run:
             seed=self.config.seed,
             finisher=self.dev_finisher,
             scorer=self.scorer if self.config.reward.in_evaluation or self.config.agent.splits else None,
+            ranks=self.ranks,
         )
         self.written = summarizer_usage(self.finisher)  # a step counts its rollout only
         where = self.folder.path / "validation" / f"step-{step:06d}"
@@ -595,7 +633,8 @@ class _Run:
         )  # fmt: skip
         extra = {**about, "step": step, "generated_tokens": self.progress.generated_tokens}
         extra["passport"] = passport.to_json()
-        self.evaluation.save(where, extra=extra)
+        if self.ranks.is_main:
+            self.evaluation.save(where, extra=extra)
         summary = self.evaluation.summary()
         best, score = self.progress.best_score, float(summary[self.dev.core.metric])
         # Without a scored question the score is NaN, which is better than nothing of the kind.
@@ -610,11 +649,16 @@ class _Run:
                 shutil.rmtree(folder)
 
     def _save(self, step: int) -> None:
+        moments = Gathered(self.strategy.state_dict())
+        self.saved_step = step
+        self.ranks.main(lambda: self._write_checkpoint(step, moments))
+
+    def _write_checkpoint(self, step: int, moments: Gathered) -> None:
         folder = save_checkpoint(
             self.folder.checkpoints,
             step,
             model=self.bench.model,
-            optimizer=self.stepper.optimizer,
+            optimizer=moments,
             state={
                 "progress": asdict(self.progress),
                 **{name: dict(module.state_dict()) for name, module in self._extra_modules().items()},
@@ -622,6 +666,5 @@ class _Run:
             fingerprint=self.fingerprint,
             keep=self.config.trainer.keep_checkpoints,
         )
-        self.saved_step = step
         if self.progress.best_step == step and self.progress.best_score is not None and self.dev is not None:
             mark_best(folder, metric=self.dev.core.metric, value=self.progress.best_score)

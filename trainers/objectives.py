@@ -105,6 +105,7 @@ class PolicyObjective(LossModule):  # type: ignore[misc]
         loss: a custom policy loss instead of the clipped surrogate; with the attribute ``needs = "pairs"`` it is called
             with the pack's pairs of sibling turns (packs of ``pack_pairs``). Ratio and clip then serve metrics only.
         entropy_metric: report the entropy where no bonus needs it.
+        forward: the forward pass, with the arguments of ``packed_logprobs`` after the network; None for that function.
 
     Raises ``ConfigError`` with the reason for an unknown option or an impossible combination.
 
@@ -140,8 +141,10 @@ class PolicyObjective(LossModule):  # type: ignore[misc]
         temperature: float = 1.0,
         loss: LossFunction | PairLossFunction | None = None,
         entropy_metric: bool = True,
+        forward: Callable[..., PackedOutput] | None = None,
     ) -> None:
         super().__init__()
+        self._forward_pass = forward or functools.partial(packed_logprobs, network)
         self.network, self.value_head = network, value_head
         self.aggregation: Aggregation = aggregation
         self.sum_norm = sum_norm
@@ -213,9 +216,7 @@ class PolicyObjective(LossModule):  # type: ignore[misc]
 
     def _run(self, pack: Pack) -> PackedOutput:
         wanted = self.entropy_coef != 0.0 or self.entropy_metric
-        return packed_logprobs(
-            self.network, pack, temperature=self.temperature, entropy=wanted, value_head=self.value_head
-        )
+        return self._forward_pass(pack, temperature=self.temperature, entropy=wanted, value_head=self.value_head)
 
     def _policy(self, pack: Pack, occurrences: Occurrences, total: Denominators) -> PolicyLoss:
         if self._custom is None:

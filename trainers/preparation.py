@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 
 from turntree.trainers.credit import Advantages, CreditRule, credit_needs
+from turntree.trainers.distributed.ranks import ALONE, Ranks
+from turntree.trainers.distributed.share import share_scores
 from turntree.trainers.forward import score_packs
 from turntree.trainers.losses import entropy_balanced
 from turntree.trainers.metrics import collected_metrics
@@ -53,7 +55,8 @@ class Preparation:
 
     ``model``, ``reference`` and ``value_head`` are the networks of the score pass (None: not needed). With a
     ``kl_reward`` (coefficient, estimator) the KL to the reference is taken from the rewards. ``pairs``, for objectives
-    that compare turns, chooses the pairs of a group; credit is then given for the reports only.
+    that compare turns, chooses the pairs of a group; credit is then given for the reports only. Each of the ``ranks``,
+    which prepare the same rollout, makes its share of the score pass.
     """
 
     credit: CreditRule
@@ -69,6 +72,7 @@ class Preparation:
     kl_reward: tuple[float, str] | None = None
     entropy_balance: float = 0.0
     pairs: Callable[[Group], list[Pair]] | None = None
+    ranks: Ranks = ALONE
 
     def prepare(self, rollout: Rollout) -> Prepared:
         """Pack, score and credit ``rollout``; the rewards of its leaves change where shaping is on."""
@@ -80,7 +84,7 @@ class Preparation:
         parts = [kept.groups[first : first + size] for first in range(0, len(kept.groups), size)]
         minibatches = [self._pack(groups) for groups in parts]
         packs = [pack for minibatch in minibatches for pack in minibatch]
-        self._score(packs)
+        share_scores(packs, self._score, ranks=self.ranks)
         signals = self._signals(kept.groups, parts, minibatches)
         advantages = self.credit(kept.groups, **signals)
         if self.pairs is None:

@@ -30,7 +30,7 @@ from turntree.trainers.atomic import atomic_file, write_json
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["SCHEMA", "MetricsLog", "RunFolder", "read_metrics"]
+__all__ = ["SCHEMA", "MetricsLog", "RunFolder", "SilentLog", "read_metrics"]
 
 SCHEMA = 1
 """Version of the folder's layout."""
@@ -201,6 +201,21 @@ class MetricsLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class SilentLog:
+    """A log that writes nothing, for the ranks of a run that leave its folder to the first one."""
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def __enter__(self) -> SilentLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing."""
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

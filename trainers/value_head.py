@@ -19,7 +19,7 @@ class ValueHead(nn.Module):
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(hidden_size))
-        self.bias = nn.Parameter(torch.zeros(()))
+        self.bias = nn.Parameter(torch.zeros(1))
 
     @classmethod
     def of(cls, model: nn.Module) -> ValueHead:
@@ -29,4 +29,6 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Values [P] of hidden states [P, D]."""
-        return hidden.to(self.weight.dtype) @ self.weight + self.bias
+        # DeepSpeed casts all weights of a bfloat16 run to bfloat16; values are computed in float32 all the same.
+        kind = torch.promote_types(self.weight.dtype, torch.float32)
+        return hidden.to(kind) @ self.weight.to(kind) + self.bias.to(kind)

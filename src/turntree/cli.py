@@ -10,7 +10,8 @@ import click
 
 from turntree import __version__
 from turntree.cli_exchange import COMMANDS
-from turntree.errors import TurnTreeError
+from turntree.errors import RankError, TurnTreeError
+from turntree.trainers.distributed.launch import LOST, is_launched
 
 if TYPE_CHECKING:
     from turntree.envs.worlds.names import Split
@@ -199,13 +200,29 @@ def model(name: str, out: Path, seed: int, head_dim: int | None, language: Langu
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--step", type=int, default=None, help="Training step (default: the newest stored).")
 @click.option("--prompt", "index", type=int, default=None, help="Which stored tree of the step, from 0.")
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="HTML file (default: RUN/tree.html).")
+@click.option(
+    "--html", "--out", "out", type=click.Path(dir_okay=False, path_type=Path), default=None,
+    help="Draw one tree into this HTML file instead.",
+)  # fmt: skip
 @click.option("--list", "listing", is_flag=True, help="List the stored steps and trees instead.")
-def view(run: Path, step: int | None, index: int | None, out: Path | None, listing: bool) -> None:
-    """Draw a stored rollout tree as one self-contained HTML file."""
+@click.option("--model", type=click.Path(exists=True, file_okay=False, path_type=Path), default=None,
+    help="Model folder that samples in forks (default: the run's own).",
+)  # fmt: skip
+@click.option(
+    "--no-fork", "fork", flag_value=False, default=True, help="Show only: play no turns, load no environment."
+)
+@click.option("--host", default=None, help="Address to listen on (default: 127.0.0.1, this machine only).")
+@click.option("--port", type=click.IntRange(0, 65535), default=None, help="Port (default: 8320, or a free one).")
+@click.option("--token-env", default=None, metavar="NAME", help="Environment variable of the access key.")
+@click.option("--no-browser", "browser", flag_value=False, default=True, help="Only print the address.")
+def view(run: Path, step: int | None, index: int | None, out: Path | None, listing: bool, **options: Any) -> None:
+    """The tree studio: a local web page of the trees of RUN, a run folder or a folder of runs, while it trains too.
+
+    With --html one tree is drawn into a self-contained file, without a server.
+    """
     from turntree.commands import run_view
 
-    run_view(run, step=step, index=index, out=out, listing=listing)
+    run_view(run, step=step, index=index, out=out, listing=listing, **options)
 
 
 @cli.command()
@@ -397,7 +414,8 @@ for command in COMMANDS:
 def main() -> None:
     """Entry point: errors that users can mend are one message, not a traceback.
 
-    Exit codes: 0 done, 1 an error of the run, 2 a wrong command line, 130 stopped by Ctrl-C.
+    Exit codes: 0 done, 1 an error of the run, 2 a wrong command line, 3 another process of the run is gone, 130 stopped
+    by Ctrl-C.
     """
     try:
         cli.main(standalone_mode=False)
@@ -407,6 +425,10 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+    except RankError as error:  # of a rank that turntree started, the launcher says who failed
+        launched = is_launched()
+        click.echo("" if launched else f"{type(error).__name__}: {error}", err=True, nl=not launched)
+        sys.exit(LOST)
     except (TurnTreeError, OSError) as error:
         click.echo(f"{type(error).__name__}: {error}", err=True)
         sys.exit(1)

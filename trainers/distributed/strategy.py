@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from turntree.trainers.distributed.ranks import ALONE, Ranks
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from turntree.trainers.forward import PackedOutput
     from turntree.trainers.packing import Pack
 
-__all__ = ["Single", "Strategy"]
+__all__ = ["Gathered", "Single", "Strategy"]
 
 
 @runtime_checkable
@@ -68,6 +69,19 @@ class Strategy(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The inverse of :meth:`state_dict`, on every rank; :meth:`adopt` completes it."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A state that was gathered before, for a checkpoint that one rank writes."""
+
+    state: dict[str, Any]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise TypeError("a gathered state is written only; load into the strategy")
 
 
 class Single:

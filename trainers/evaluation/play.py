@@ -15,6 +15,8 @@ from turntree.envs.core import TurnCore
 from turntree.envs.metrics import Normalizer
 from turntree.envs.scorers import AnswerMetrics
 from turntree.errors import CostLimitError, EngineError
+from turntree.trainers.distributed.ranks import ALONE, Ranks
+from turntree.trainers.distributed.share import share_groups
 from turntree.trainers.evaluation.rows import UNSCORED, EvalRow, make_row
 from turntree.trainers.rollout import GrowthPlan, Limits, Prompt, grow
 from turntree.trainers.tree import Group, Node
@@ -34,7 +36,7 @@ Valuer: TypeAlias = Callable[[Sequence[Node]], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Players:
-    """Who plays, under which rules, and who judges."""
+    """Who plays, under which rules, and who judges; ``ranks`` share the prompts."""
 
     core: TurnCore[Any]
     engine: Engine
@@ -45,6 +47,7 @@ class Players:
     finisher: Finisher | None = None
     scorer: Scorer | None = None
     scorers: Mapping[str, AnswerMetrics] = field(default_factory=dict)
+    ranks: Ranks = ALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,10 @@ def question_names(questions: Sequence[Any]) -> list[str]:
 
 
 def _grow(prompts: Sequence[Prompt], players: Players, plan: GrowthPlan) -> tuple[Group, ...]:
+    return share_groups(prompts, lambda mine: _grow_all(mine, players, plan), ranks=players.ranks)
+
+
+def _grow_all(prompts: Sequence[Prompt], players: Players, plan: GrowthPlan) -> tuple[Group, ...]:
     return grow(
         prompts,
         core=players.core,

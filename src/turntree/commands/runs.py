@@ -9,13 +9,30 @@ from typing import Any
 from turntree.commands.console import Stopped, free_path, resumable, resume_hint, say, say_json, stage_bars
 from turntree.errors import EngineError
 from turntree.trainers.compose import compose
+from turntree.trainers.config import RunConfig
+from turntree.trainers.distributed.launch import follow_launcher, is_first_rank, launch, starts_ranks
 
 __all__ = ["run_coldstart", "run_evaluate", "run_quickstart", "run_sft", "run_train"]
+
+
+def _in_ranks(command: str, overrides: Sequence[str], config: RunConfig) -> bool:
+    """Whether the ranks that ``trainer.ranks`` asks for were started, and have done the work."""
+    follow_launcher()
+    if not starts_ranks(config.trainer.ranks):
+        return False
+    from turntree.trainers.distributed.setup import require_deepspeed
+
+    require_deepspeed()
+    with resumable(command, overrides):
+        launch(command, overrides, ranks=config.trainer.ranks or 1, resume=resume_hint(command, overrides))
+    return True
 
 
 def run_train(overrides: Sequence[str]) -> None:
     """``turntree train``."""
     config = compose(overrides)  # before the heavy imports, so that mistakes show at once
+    if _in_ranks("train", overrides, config):
+        return
     from turntree.trainers.learner import train
     from turntree.trainers.report.run import step_note, write_report
 
@@ -26,6 +43,8 @@ def run_train(overrides: Sequence[str]) -> None:
                 report("train", step, config.trainer.steps, step_note(metrics))
 
             result = train(config, on_step=show)
+        if not is_first_rank():
+            return
         write_report(result.folder)
         say(f"run folder: {result.folder}")
         if result.interrupted:
@@ -54,6 +73,8 @@ def run_coldstart(overrides: Sequence[str]) -> None:
 def run_sft(overrides: Sequence[str]) -> None:
     """``turntree sft``."""
     config = compose(overrides)  # before the heavy imports, so that mistakes show at once
+    if _in_ranks("sft", overrides, config):
+        return
     from turntree.trainers.coldstart import cold_start
 
     with resumable("sft", overrides), stage_bars() as report:
@@ -62,6 +83,8 @@ def run_sft(overrides: Sequence[str]) -> None:
             on_step=lambda step, loss: report("sft", step, config.sft.steps, f"loss {loss:.3f}"),
             report=report,
         )
+    if not is_first_rank():
+        return
     losses = done.result.losses
     score = "" if done.teacher_em is None else f" {done.teacher_em:.3f}"
     unfit = f" ({done.unfit} did not fit)" if done.unfit else ""
