@@ -23,6 +23,7 @@ from turntree.envs.core import TurnCore
 from turntree.envs.search_qa import SearchQACore
 from turntree.errors import ConfigError
 from turntree.trainers.agent import summarizer
+from turntree.trainers.cluster.engine import cluster_engine
 from turntree.trainers.compose import import_object
 from turntree.trainers.config import AlgorithmConfig, RunConfig
 from turntree.trainers.credit import CreditRule, credit_needs
@@ -101,6 +102,8 @@ def build_bench(config: RunConfig) -> Bench:
 
 def _engine(config: RunConfig, model: PreTrainedModel, tokenizer: Tokenizer) -> Engine:
     """The engine that ``engine.name`` asks for, on the weights of ``model``."""
+    if config.cluster.name == "ray":
+        return cluster_engine(config, model.state_dict)
     makers = {"hf": _hf, "vllm": _vllm, "vllm_server": _vllm_server}
     if config.engine.name not in makers:
         raise ConfigError(f"engine={config.engine.name} generates no token ids to train on; choose from {list(makers)}")
