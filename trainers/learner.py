@@ -54,7 +54,7 @@ from turntree.trainers.checkpoint import (
     save_checkpoint,
 )
 from turntree.trainers.cluster.engine import ClusterEngine
-from turntree.trainers.cluster.rollout import ClusterRollout
+from turntree.trainers.cluster.rollout import ClusterRollout, joined_metrics
 from turntree.trainers.coldstart import demonstrations
 from turntree.trainers.collector import Collected, PromptStream, TreeCollector, by_node, token_columns
 from turntree.trainers.compose import compose
@@ -367,9 +367,10 @@ class _Run:
     def _collector(self) -> TreeCollector:
         config = self.config
         stream = PromptStream(self.task.questions, config.trainer.prompts_per_step, config.seed)
+        self.cluster = self._cluster(stream)
         return TreeCollector(
             stream=stream,
-            rollout=self._grower(stream),
+            rollout=self._rollout,
             preparation=self.preparation,
             first_step=self.progress.step,
             last_step=config.trainer.steps,
@@ -378,20 +379,19 @@ class _Run:
             should_stop=self._should_stop,
         )
 
-    def _grower(self, stream: PromptStream) -> Callable[[Sequence[Prompt]], Rollout]:
-        """Who grows trees: this process, or the workers of a cluster."""
-        engine = self.bench.engine
+    def _cluster(self, stream: PromptStream) -> ClusterRollout | None:
+        """The workers that grow this rank's trees; None where it grows them itself."""
+        engine, ranks = self.bench.engine, self.ranks
         if not isinstance(engine, ClusterEngine):
-            return self._rollout
+            return None
         last = self.progress.prompt_batches + self.config.trainer.steps - self.progress.step
 
         def upcoming(batch: int) -> Sequence[Prompt] | None:
             known = not self.config.algorithm.dynamic_sampling and batch >= last
-            return None if known or self._should_stop() else stream.step(batch)
+            ends = known or self.interrupted.is_set() or self._complete()
+            return None if ends else stream.step(batch)[ranks.rank :: ranks.size]
 
-        batches = self.progress.prompt_batches
-        self.cluster = ClusterRollout(engine.pool, self.plan, upcoming=upcoming, batches=batches)
-        return self.cluster
+        return ClusterRollout(engine.pool, self.plan, upcoming=upcoming, batches=self.progress.prompt_batches)
 
     def _trainer(self) -> Trainer:
         trainer = Trainer(
@@ -491,6 +491,8 @@ class _Run:
         return share_rollout(prompts, self._grow, ranks=self.ranks)
 
     def _grow(self, prompts: Sequence[Prompt]) -> Rollout:
+        if self.cluster is not None:
+            return self.cluster(prompts)
         if self.config.algorithm.source == "teacher":
             bench, writer = self.bench, self.finisher
             return demonstrations(
@@ -553,7 +555,7 @@ class _Run:
             self.store.write(step, collected.rollout.groups, advantages, token_columns(collected))
         collected.metrics.update(self._written())
         if self.cluster is not None:
-            collected.metrics.update(self.cluster.take_metrics())
+            collected.metrics.update(joined_metrics(self.ranks.gather(self.cluster.take_metrics())))
         every = self.config.trainer.eval_every
         if self._complete() or (every and step % every == 0):
             collected.metrics.update(self._validate(step))

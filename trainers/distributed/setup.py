@@ -72,8 +72,9 @@ def _check_several(config: RunConfig, size: int) -> None:
         f"engine={config.engine.name} would be sent the weights by every rank; use engine=hf": (
             config.engine.name in ("vllm_server", "auto")
         ),
-        f"cluster={config.cluster.name} has one trainer; use cluster=local, or one rank": config.cluster.name
-        != "local",
+        "every rank would start a Ray of its own; start one with `ray start --head` and set cluster.address=auto": (
+            config.cluster.name == "ray" and not config.cluster.address
+        ),
     }
     for reason, found in reasons.items():
         if found:
