@@ -16,7 +16,7 @@ class ClusterConfig:
 
     name: str = opt("local", "local (rollouts in the trainer's process) or ray (workers grow the trees).")
     address: str = opt("", "Ray cluster: HOST:PORT, or auto for this machine's ('' : one is started, on loopback).")
-    workers: int = opt(1, "processes that grow trees, each with an engine, environments and a search client.")
+    workers: int = opt(1, "processes that grow trees, each with engine, environments and search client (of each rank).")
     cpus_per_worker: float = opt(1.0, "CPUs that Ray sets aside for a worker.")
     gpus_per_worker: float = opt(0.0, "GPUs of a worker (0: its engine runs on CPU; a fraction shares one).")
     placement: str = opt("pack", "workers on few machines (pack, strict_pack: one) or many (spread, strict_spread).")

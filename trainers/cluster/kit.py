@@ -52,7 +52,8 @@ def worker_config(config: RunConfig) -> RunConfig:
     Next to vLLM, which has its own copy of the weights, the network that takes the trainer's stays on CPU.
     """
     on_gpu = config.cluster.gpus_per_worker > 0 and config.engine.name == "hf"
-    trainer = replace(config.trainer, device="cuda" if on_gpu else "cpu", activation_checkpointing=False)
+    device = "cuda" if on_gpu else "cpu"
+    trainer = replace(config.trainer, device=device, activation_checkpointing=False, strategy="single", ranks=None)
     return replace(config, cluster=ClusterConfig(), trainer=trainer)
 
 

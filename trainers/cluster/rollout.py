@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from turntree.trainers.rollout import Rollout
 from turntree.trainers.tally import RolloutStats, Tally
 from turntree.trainers.tree import Group, Tree
 
-__all__ = ["ClusterRollout"]
+__all__ = ["ClusterRollout", "joined_metrics"]
 
 _log = logging.getLogger(__name__)
 
@@ -136,6 +136,18 @@ class ClusterRollout:
             ahead[1].cancel()
             left = len(ahead[1].wanted)
             _log.info("%d trees that were under way are dropped; a resumed run grows their batch anew", left)
+
+
+def joined_metrics(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The metrics of all training ranks' workers: counts add up, means are averaged, seconds are the slowest rank's."""
+    joined: dict[str, float] = {}
+    for key in dict.fromkeys(key for rank in ranks for key in rank):
+        values = [rank[key] for rank in ranks if key in rank]
+        how = (
+            np.mean if key.endswith("/mean") else np.max if key.startswith("timing_s/") or key.endswith("/max") else sum
+        )
+        joined[key] = float(how(values))
+    return joined
 
 
 def _warn(stats: RolloutStats, *, stale: int, bound: int) -> None:
