@@ -270,6 +270,11 @@ class ReplayBackend:
         assert self.backend is not None
         return self.backend.fingerprint
 
+    @property
+    def in_flight(self) -> int:
+        """Searches that may run at the same time, from several threads, as the backend declares; 0 without one."""
+        return int(getattr(self.backend, "in_flight", 0))
+
     def search(self, queries: Sequence[str], *, k: int) -> list[list[Passage]]:
         """As the backend's; equal queries are looked up, and asked, once.
 

@@ -11,8 +11,8 @@ from turntree.trainers.expansion import ExpansionRule, chain, needs_of
 __all__ = ["Allowance", "Budget", "GrowthPlan", "Limits", "Prompt", "Schedule", "part"]
 
 Schedule: TypeAlias = Literal["auto", "fixed", "overlap"]
-"""``fixed``: engine and tools take turns; ``overlap``: they work at the same time; ``auto``: ``overlap`` where the
-engine or a tool declares, by an attribute ``in_flight``, how much it takes at the same time."""
+"""``fixed``: engine and tools take turns, in the same batches in every run; ``overlap``: they work at the same time;
+``auto``: ``overlap`` for an engine that declares, by an attribute ``in_flight``, how many single requests it takes."""
 
 
 def part(total: int, index: int, parts: int) -> int:

@@ -126,7 +126,7 @@ class _Nursery:
         self.only = only
         self.asynchronous = needs_of(plan.rule) == "any"
         self.inbox = Inbox()
-        overlap = overlaps(limits.schedule, engine, setting.core.tools)
+        overlap = overlaps(limits.schedule, engine)
         self.engine = EngineDesk(engine)
         slots = in_flight(engine) if overlap else 0
         self.slots = min(slots, limits.max_batch_requests or slots)
@@ -268,17 +268,23 @@ class _Nursery:
 
     def _generate(self) -> None:
         """One batch by this thread, or as many requests as the engine still takes, each in a thread of its own."""
-        if self.slots:
-            while self.turns and self.asked < self.slots:
-                job = self.turns.popleft()
-                self.asked += 1
-                work, then = functools.partial(self.engine.ask, [job.ask]), functools.partial(self._replied, [job])
-                self.inbox.submit("engine", self.slots, work, then)
+        if not self._may_ask():
             return
         size = min(len(self.turns), self.setting.limits.max_batch_requests or len(self.turns))
+        if self.slots:
+            size = min(size, self.slots - self.asked)
         jobs = [self.turns.popleft() for _ in range(size)]
         self.asked += size
-        self._replied(jobs, self.engine.ask([job.ask for job in jobs]))
+        if not self.slots:
+            self._replied(jobs, self.engine.ask([job.ask for job in jobs]))
+            return
+        for job in jobs:
+            work, then = functools.partial(self.engine.ask, [job.ask]), functools.partial(self._replied, [job])
+            self.inbox.submit("engine", self.slots, work, then)
+
+    def _may_ask(self) -> bool:
+        """Whether turns are ready and the engine takes them."""
+        return bool(self.turns) and (not self.slots or self.asked < self.slots)
 
     def _replied(self, jobs: Sequence[Job], replies: Sequence[tuple[int, Generation | Failed]]) -> None:
         self.asked -= len(jobs)
@@ -287,7 +293,7 @@ class _Nursery:
 
     def _busy(self) -> bool:
         """Whether there is something to do before anything arrives."""
-        return bool(self.turns and (not self.slots or self.asked < self.slots)) or self._may_judge()
+        return self._may_ask() or self._may_judge()
 
     def _wait(self) -> None:
         """Until something arrives or a tool call is to be tried again."""

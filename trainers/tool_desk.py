@@ -32,15 +32,13 @@ def in_flight(part: Any) -> int:
     return declared if isinstance(declared, int) and declared > 0 else 0
 
 
-def overlaps(schedule: Schedule, engine: Any, tools: Mapping[str, Tool]) -> bool:
-    """Whether work is handed to threads: as ``schedule`` says; ``auto``: where engine or a tool declare ``in_flight``.
+def overlaps(schedule: Schedule, engine: Any) -> bool:
+    """Whether work is handed to threads: as ``schedule`` says; ``auto``: where the engine declares ``in_flight``.
 
-    What declares nothing computes in this process, so that threads would only take its time, and runs could not be
-    repeated exactly.
+    What a batch gains that starts before the last search has ended, it loses by being smaller, unless rows can join it
+    (see ``benchmarks/growth.py``); and an engine in this process repeats its results exactly in equal batches only.
     """
-    if schedule == "auto":
-        return any(map(in_flight, (engine, *tools.values())))
-    return schedule == "overlap"
+    return schedule == "overlap" or (schedule == "auto" and in_flight(engine) > 0)
 
 
 @dataclass(eq=False, slots=True)
