@@ -31,6 +31,7 @@ from turntree.trainers.doctor import resolve_engine
 from turntree.trainers.forward import recompute_activations
 from turntree.trainers.objectives import LossFunction, PairLossFunction, loss_needs
 from turntree.trainers.pairs import Pair, sibling_pairs
+from turntree.trainers.plan import Schedule
 from turntree.trainers.plugins import load_batched, load_rule, spelled
 from turntree.trainers.probe import probe_credit, probe_expansion, probe_loss
 from turntree.trainers.remote import RemoteBench, refuse_training
@@ -299,6 +300,7 @@ def limits(config: RunConfig) -> Limits:
         max_context_tokens=config.sampling.max_context_tokens,
         tool_retries=config.env.tool_retries,
         max_concurrent_trees=config.trainer.max_concurrent_trees,
+        schedule=cast(Schedule, config.trainer.schedule),
     )
 
 
