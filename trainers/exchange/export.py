@@ -84,7 +84,6 @@ def export_run(run: str | Path, out: str | Path, export: Export) -> Exported:
     else:
         rows = write_lines(path, map(json_line, _json_rows(folder, counted, export)))
     if rows == 0:
-        path.unlink(missing_ok=True)
         raise DataError(
             f"{folder.path}: expected rows for {export.format}, found none in {counted.count} trees; "
             "lower min_reward or min_margin, or take other steps"

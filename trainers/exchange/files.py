@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,13 @@ def json_line(row: Any) -> bytes:
 
 
 def write_lines(path: Path, lines: Iterable[bytes]) -> int:
-    """Write lines, compressed for names in ``.zst`` or ``.gz``; returns how many. Equal lines, equal bytes."""
+    """Write lines, compressed for names in ``.zst`` or ``.gz``; returns how many. Equal lines, equal bytes.
+
+    Without a line nothing is written: a file that is there stays as it is.
+    """
+    first = next(found := iter(lines), None)
+    if first is None:
+        return 0
     count = 0
     with atomic_file(path) as handle:
         if path.suffix == ".zst":
@@ -38,7 +45,7 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> int:
             target = gzip.GzipFile(filename="", fileobj=handle, mode="wb", mtime=0)
         else:
             target = None
-        for line in lines:
+        for line in chain((first,), found):
             (target or handle).write(line)
             count += 1
         if target is not None:
@@ -66,16 +73,26 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _zstd_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    decoder = zstandard.ZstdDecompressor().decompressobj()
     rest, number = b"", 0
-    with path.open("rb") as handle:
-        while chunk := handle.read(1 << 20):
-            *lines, rest = (rest + decoder.decompress(chunk)).split(b"\n")
-            for line in lines:
-                number += 1
-                if line.strip():
-                    yield number, line
-    if not decoder.eof:
-        raise DataError(f"{path}: expected a complete file of JSON lines, found a truncated one; fetch it again")
+    for text in _decompressed(path):
+        *lines, rest = (rest + text).split(b"\n")
+        for line in lines:
+            number += 1
+            if line.strip():
+                yield number, line
     if rest.strip():
         yield number + 1, rest
+
+
+def _decompressed(path: Path) -> Iterator[bytes]:
+    """The content of one frame after the other: such files may be strung together, as ``cat`` does."""
+    decoder = zstandard.ZstdDecompressor().decompressobj()
+    with path.open("rb") as handle:
+        while chunk := handle.read(1 << 20):
+            while chunk:
+                if decoder.eof:
+                    decoder = zstandard.ZstdDecompressor().decompressobj()
+                yield decoder.decompress(chunk)
+                chunk = decoder.unused_data
+    if not decoder.eof:
+        raise DataError(f"{path}: expected a complete file of JSON lines, found a truncated one; fetch it again")

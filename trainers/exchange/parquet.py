@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,13 @@ def write_verl_parquet(path: Path, rows: Iterable[dict[str, Any]], *, tokens: bo
         raise MissingExtraError(f"writing {path} needs pyarrow: pip install 'turntree[parquet]'") from error
     schema = _schema(pyarrow, tokens=tokens)
     cleaner = _Cleaner()
+    found = _batches(map(cleaner.clean, rows))
+    first = next(found, None)
+    if first is None:  # a file that is there stays as it is
+        return 0, 0
     count = 0
     with atomic_file(path) as handle, pyarrow.parquet.ParquetWriter(handle, schema) as writer:
-        for batch in _batches(map(cleaner.clean, rows)):
+        for batch in chain((first,), found):
             count += len(batch)
             writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema))
     return count, cleaner.changed

@@ -314,3 +314,27 @@ def test_prompts_for_verl_are_questions_again(run: Path, tmp_path: Path) -> None
     assert done.rows == 1
     assert question.question == "Who?"
     assert question.golden_answers == ("me", "I", NASTY.replace("\ud83d", "\ufffd"))
+
+
+@pytest.mark.parametrize(
+    ("format", "name"), [("tokens", "t.jsonl"), ("pairs", "p.jsonl.zst"), ("verl-parquet", "v.parquet")]
+)
+def test_an_export_without_a_row_leaves_an_older_file_alone(run: Path, tmp_path: Path, format: Any, name: str) -> None:
+    out = tmp_path / name
+    out.write_bytes(b"mine")
+    with pytest.raises(DataError, match="found none"):
+        export_run(run, out, Export(format, selection=Selection(min_reward=2.0), min_margin=9.0))
+    assert out.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("suffix", ["zst", "gz", "jsonl"])
+def test_files_that_were_strung_together_are_read_whole(run: Path, tmp_path: Path, suffix: str) -> None:
+    parts = [tmp_path / f"{step}.{suffix}" for step in (1, 2)]
+    for step, part in enumerate(parts, 1):
+        export_run(run, part, Export("trees-jsonl", steps=[step]))
+    both = tmp_path / f"both.{suffix}"
+    both.write_bytes(b"".join(part.read_bytes() for part in parts))
+    assert import_trees(both, tmp_path / "copy") == 6
+    both.write_bytes(both.read_bytes()[:-10])
+    with pytest.raises(DataError):
+        list(read_tree_lines(both))
