@@ -105,7 +105,9 @@ class Interpreter:
                 return "wall"
             return "cpu" if self._cpu() - used > cpu_s else None
 
-        message = self.sandbox.wait(self.ends.channel, until=over, output=self.ends.output, capture=capture)
+        message = self.sandbox.wait(
+            self.ends.channel, until=over, pidfd=self.pidfd, output=self.ends.output, capture=capture
+        )
         if isinstance(message, str):
             return message
         self.signal(signal.SIGSTOP)  # threads that go on, and whoever said too early that the cell was done
@@ -299,13 +301,18 @@ class Sandbox:
         channel: socket.socket,
         *,
         until: Callable[[], Ending | None],
+        pidfd: int | None = None,
         output: int | None = None,
         capture: Capture | None = None,
         fds: list[int] | None = None,
     ) -> dict[str, Any] | Ending:
-        """The next message of a process; what it writes and what its filter asks is taken care of meanwhile."""
+        """The next message of a process; what it writes and what its filter asks is taken care of meanwhile.
+
+        The end of the process (``pidfd``) is watched beside the end of its channel, which lasts while any other
+        process still holds a copy of it.
+        """
         watched = select.poll()
-        for fd in (channel.fileno(), output, self.gate.listener if self.gate else None):
+        for fd in (channel.fileno(), pidfd, output, self.gate.listener if self.gate else None):
             if fd is not None:
                 watched.register(fd, select.POLLIN)
         look = time.monotonic() + _LOOK_S
@@ -319,7 +326,7 @@ class Sandbox:
                     capture.feed(data)
                     if not data:  # the code closed its output
                         watched.unregister(output)
-            if channel.fileno() in ready:
+            if channel.fileno() in ready or pidfd in ready:
                 return self._message(channel, fds)
             if not ready or time.monotonic() > look:
                 look = time.monotonic() + _LOOK_S
