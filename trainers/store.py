@@ -34,6 +34,7 @@ __all__ = [
     "encode_line",
     "group_trees",
     "mean_advantages",
+    "read_lines",
     "read_trees",
 ]
 
@@ -341,7 +342,7 @@ def _foreign(value: Any) -> Any:
 
 def read_trees(path: Path) -> Iterator[StoredTree]:
     """The trees of one file of a store, lazily. Raises as :meth:`TreeStore.read`."""
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         yield decode_line(line, path, number=number)
 
 
@@ -361,8 +362,11 @@ def decode_line(line: bytes, path: Path, *, number: int) -> StoredTree:
         ) from error
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """Decompressed lines. A stream that ends before its frame does would pass as a shorter file: checked here."""
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of one file of a store, lazily, as bytes without their ends. Raises as :meth:`TreeStore.read`.
+
+    A stream that ends before its frame does would pass as a shorter file: checked here.
+    """
     decoder = zstandard.ZstdDecompressor().decompressobj()
     rest = b""
     try:

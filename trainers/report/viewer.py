@@ -17,6 +17,7 @@ from importlib.resources import files
 from statistics import fmean
 
 import turntree.trainers.report
+from turntree.trainers.report.reading import read_turn
 from turntree.trainers.store import LeafAdvantages, mean_advantages
 from turntree.trainers.tree import Group, Node, Tree
 
@@ -24,8 +25,6 @@ __all__ = ["render_tree_html"]
 
 _LEVELS = 4
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-_THINK = re.compile(r"<think>(.*?)(?:</think>|\Z)", re.DOTALL)
-_TAG = re.compile(r"<(search|answer|python)>(.*?)(?:</\1>|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +166,8 @@ def _card(node: Node, scales: _Scales) -> str:
             f'<span class="main" dir="auto">{_text(_excerpt(node.observation))}</span></summary>'
             f'<div class="body">{_block("prompt", node.observation)}</div></details>'
         )
-    kind, argument, thought = _read_turn(node)
+    turn = read_turn(node.text, node.action)
+    kind, argument, thought = turn.kind, turn.argument, turn.thought
     classes = " ".join(["card", node.status, _level(node, scales), *(["pruned"] if node.pruned else [])])
     head = (
         f'<span class="row"><span class="path">{".".join(map(str, node.path))}</span>'
@@ -189,18 +189,6 @@ def _grown(node: Node) -> str:
 
 
 _KINDS = {"search": "search", "answer": "answer", "python": "python", "invalid": "no action", "": "turn"}
-
-
-def _read_turn(node: Node) -> tuple[str, str, str]:
-    """Kind of action, its argument and the thought before it, for showing only (training never reads text)."""
-    thought = _THINK.search(node.text)
-    rest = _THINK.sub("", node.text)
-    tag = _TAG.search(rest)
-    kind = node.action.partition("(")[0].strip()
-    if tag is None:
-        return kind, "", (thought[1] if thought else rest).strip()
-    before = thought[1] if thought else rest[: tag.start()]
-    return kind, tag[2].strip(), before.strip()
 
 
 def _where(node: Node | None) -> str:

@@ -7,7 +7,7 @@ import webbrowser
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from turntree.commands.console import argument, console, say, say_json, silent, stage_bars
 from turntree.errors import ConfigError
@@ -16,18 +16,56 @@ from turntree.trainers.compose import compose
 __all__ = ["run_audit", "run_check_env", "run_doctor", "run_explain", "run_view"]
 
 
-def run_view(run: Path, *, step: int | None, index: int | None, out: Path | None, listing: bool) -> None:
+def run_view(
+    run: Path,
+    *,
+    step: int | None,
+    index: int | None,
+    out: Path | None,
+    listing: bool,
+    model: Path | None,
+    fork: bool,
+    browser: bool,
+    **address: Any,
+) -> None:
     """``turntree view``."""
-    from turntree.trainers.report.run import list_trees, write_tree
-
     if listing:
+        from turntree.trainers.report.run import list_trees
+
         for line in list_trees(run):
             say(line)
         return
-    path = write_tree(run, step=step, index=index, out=out)
-    say(f"tree: {path}")
-    if console.is_terminal:
-        webbrowser.open(path.resolve().as_uri())
+    if out is not None:
+        from turntree.trainers.report.run import write_tree
+
+        path = write_tree(run, step=step, index=index, out=out)
+        say(f"tree: {path}")
+        if console.is_terminal:
+            webbrowser.open(path.resolve().as_uri())
+        return
+    from turntree.trainers.studio.serving import StudioSettings, serve_studio
+
+    given = {name: value for name, value in address.items() if value is not None}
+    settings = StudioSettings(fork=fork, model=model, **given)
+    place = _place(run, step, index)
+
+    def ready(url: str) -> None:
+        say(f"tree studio of {run}: {url}{place} (Ctrl-C stops)")
+        if browser and console.is_terminal:
+            webbrowser.open(url + place)
+
+    serve_studio(run, settings, ready=ready)
+
+
+def _place(run: Path, step: int | None, index: int | None) -> str:
+    """The studio's link to a stored tree, which must be there; empty without one."""
+    if step is None and index is None:
+        return ""
+    from turntree.trainers.report.selection import step_trees, tree_at
+
+    trees = step_trees(run, step)
+    link = f"#/?step={trees[0].step}"
+    return link if index is None or not tree_at(trees, index) else f"{link}&tree={index}"
 
 
 def run_explain(
