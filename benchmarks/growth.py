@@ -39,7 +39,7 @@ from turntree.trainers.tree import Group, Tree
 TREES, TREES_OF_A_PROMPT = 32, 2
 TURN, TURNS = (40, 120), (2, 4)
 LATENCY_S = (0.05, 0.5)
-STEP_S, ROW_S = 0.010, 0.0001
+STEP_S, ROW_S = 0.005, 0.0001
 SLOTS = 256
 ARMS = ("barrier", "fixed", "batches", "joining", "any")
 

@@ -323,13 +323,19 @@ class _Nursery:
         for (_, leaf), outcome in zip(live, scored, strict=True):
             reward(leaf, outcome)
         for growth in ready:
-            landed, growth.judged = growth.judged, 0
+            growth.judged = 0
             if not self._waits(growth):
-                for _ in range(landed if self.asynchronous else 1):
+                for _ in range(self._picks(growth)):
                     self._expand(growth)
                 self._end(growth)
             if not growth.in_flight:
                 self.growing.pop(growth, None)
+
+    def _picks(self, growth: Growth) -> int:
+        """How often the rule is asked now: once a round, or until as many trajectories run as may at the same time."""
+        if not self.asynchronous:
+            return 1
+        return max(0, max(self.plan.chains, self.plan.expansions) - growth.running)
 
     def _end(self, growth: Growth) -> None:
         """Finish a tree that grows no more, unless the deal may still extend it."""

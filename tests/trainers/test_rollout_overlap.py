@@ -187,6 +187,27 @@ def test_rules_that_need_no_finished_round_grow_as_many_leaves() -> None:
     assert [len(g.trees[0].leaves()) for g in rollout.groups] == [7, 7, 7]
 
 
+def test_rules_that_need_no_finished_round_keep_their_places_filled() -> None:
+    """One first chain, then two trajectories at a time, although the rule is asked for one place at a time."""
+    running: list[int] = []
+
+    def eager(tree: Tree, k: int, rng: np.random.Generator) -> list[Expansion]:
+        return random_nodes(tree, k, rng)
+
+    eager.needs = "any"  # type: ignore[attr-defined]
+
+    class Watching(ScriptedEngine):
+        def generate(self, requests: Sequence[Request]) -> list[Generation]:
+            running.append(len(requests))
+            return super().generate(requests)
+
+    always = Watching(lambda context, seed: "<answer>yes</answer>", TOKENS)
+    plan = GrowthPlan(rounds=3, expansions=2, rule=eager)
+    rollout = run(plan, engine=always, prompts=PROMPTS[:1], limits=replace(LIMITS, schedule="fixed"))
+    assert len(rollout.groups[0].trees[0].leaves()) == 7
+    assert running == [1, 2, 2, 2]
+
+
 # Overlap and backpressure --------------------------------------------------------------------------------------
 
 

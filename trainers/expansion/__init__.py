@@ -5,8 +5,9 @@ allowed. It reads the tree, never changes it, and draws from ``rng`` only, or fr
 ``tree.seed``. A rule may carry an attribute ``needs``:
 
 - ``"finished_round"`` (the default): it is asked between the rounds of a tree, when every trajectory has ended;
-- ``"any"``: it may be asked while trajectories of the tree are still running, for one place at a time. Trees then
-  depend on the order in which trajectories end, so all rules here need a finished round.
+- ``"any"``: it may be asked while trajectories of the tree are still running, for one place at a time, until as many
+  run as the larger of chains and expansions. Trees then depend on the order in which trajectories end, so all rules
+  here need a finished round.
 
 Both ways of naming a place map to one. Most rules pick a state and grow a child of it; AT2PO picks a turn and generates
 it again, which is a new child of its parent (``Expansion.picked`` keeps the turn).
