@@ -12,7 +12,9 @@ Flavour = Literal["verl", "search_r1", "tree_grpo", "atpo", "aepo"]
 """Whose settings: verl and scripts made for it, Search-R1, Tree-GRPO, AT2PO (repository ATPO), AEPO and ARPO."""
 
 _MEMORY = "how memory and time are spent: packs of trainer.max_pack_tokens take its place"
-_PARALLEL = "one process and one device here; has no counterpart"
+_PARALLEL = (
+    "ranks share the data, a model lies on one device (see trainer.strategy and deepspeed.*); has no counterpart"
+)
 _LOGS = "metrics.jsonl and TensorBoard are always written; has no counterpart"
 
 # The first pattern that fits counts. True: needs no counterpart here; False: has none.
@@ -29,13 +31,13 @@ _PATTERNS: tuple[tuple[str, bool, str], ...] = (
     ("*.use_liger", True, _MEMORY),
     ("*.ulysses_sequence_parallel_size", False, _PARALLEL),
     ("*.strategy", False, _PARALLEL),
-    ("trainer.n_gpus_per_node", False, _PARALLEL),
-    ("trainer.nnodes", False, _PARALLEL),
+    ("trainer.n_gpus_per_node", False, "see trainer.strategy=deepspeed and trainer.ranks"),
+    ("trainer.nnodes", False, "see trainer.strategy=deepspeed; torchrun starts processes on several machines"),
     ("trainer.balance_batch", False, _PARALLEL),
     ("trainer.ray_wait_register_center_timeout", False, _PARALLEL),
     ("ray_*", False, _PARALLEL),
     ("actor_rollout_ref.hybrid_engine", True, "engine and trainer always share a machine"),
-    ("*.enable_gradient_checkpointing", False, "activations are kept; has no counterpart"),
+    ("*.enable_gradient_checkpointing", True, "see trainer.activation_checkpointing, which is for all networks"),
     ("*.enable_activation_offload", False, "activations are kept; has no counterpart"),
     ("*.lora_*", False, "the trainer updates all weights; has no counterpart"),
     ("*.target_modules", False, "the trainer updates all weights; has no counterpart"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from turntree.trainers.import_config.rules import ACTOR, PER_TURN, ROLLOUT
@@ -240,11 +241,9 @@ def data(t: Translation) -> None:
             note = "one file here: join several beforehand" if len(value) > 1 else ""
             t.say(key, "differs" if note else "same", made, note)
         elif value is not None:
-            tilde = str(value).startswith("~")
-            note = (
-                "~ is not expanded: write the folder" if tilde else "a folder on this machine" if "model" in key else ""
-            )
-            t.say(key, "differs" if tilde else "same", t.put(**{target: value}), note)
+            note = "a folder on this machine" if "model" in key else ""
+            path = str(Path(value).expanduser()) if str(value).startswith("~/") else value
+            t.say(key, "same", t.put(**{target: path}), note)
     for key in ("data.seed", ACTOR + "data_loader_seed"):
         if t.has(key) and t.get(key) is not None:
             t.say(key, "differs", t.put(seed=t.get(key)), "the seed of everything random, other draws than there")
@@ -283,4 +282,25 @@ def run(t: Translation) -> None:
     t.say("trainer.device", "same", t.put(trainer__device=device))
 
 
-SURROUNDINGS = (lengths, protocol, search, reward, shaping, engine, data, run)
+def processes(t: Translation) -> None:
+    """How many processes train, and what they keep in memory."""
+    checkpointing = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    if t.has(checkpointing):
+        made = t.put(trainer__activation_checkpointing=t.flag(checkpointing))
+        t.say(checkpointing, "same", made)
+    machines, devices = t.get("trainer.nnodes", 1), t.get("trainer.n_gpus_per_node", 1)
+    if not isinstance(machines, int) or not isinstance(devices, int):
+        return
+    if machines * devices > 1:
+        made = t.put(trainer__strategy="deepspeed")
+        if machines == 1:
+            made += t.put(trainer__ranks=devices)
+        start = "" if machines == 1 else f"; start {machines} x {devices} processes with torchrun"
+        note = f"ZeRO stage 2 (deepspeed.stage) takes the place of FSDP; every rank has an engine{start}"
+        t.say("trainer.n_gpus_per_node", "differs", made, note)
+        t.say("trainer.nnodes", "handled" if machines == 1 else "differs", note="see trainer.n_gpus_per_node")
+    t.say("trainer.n_gpus_per_node", "same", note="one process")
+    t.say("trainer.nnodes", "same", note="one machine")
+
+
+SURROUNDINGS = (lengths, protocol, search, reward, shaping, engine, data, run, processes)

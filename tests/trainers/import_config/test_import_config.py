@@ -310,7 +310,7 @@ def test_verl_yaml(tmp_path: Path) -> None:
     assert entry(found, "actor_rollout_ref.rollout.top_p").status == "none"
     assert "join several" in entry(found, "data.train_files").note
     assert "far wider" in entry(found, "actor_rollout_ref.actor.clip_ratio").note
-    assert entry(found, "actor_rollout_ref.model.path").status == "differs"
+    assert options(found)["model.path"] == str(Path.home() / "models/qwen")
     assert entry(found, "data.train_batch_size").line == 4
 
 
@@ -392,3 +392,28 @@ def test_any_setting_is_accounted_for_once(
     for key, value in given_settings.items():
         (said,) = [e for e in entries if e.key == key]
         assert said.value == value
+
+
+@pytest.mark.parametrize(
+    ("machines", "devices", "expected", "missing"),
+    [
+        (1, 1, {"trainer.activation_checkpointing": "true"}, {"trainer.strategy", "trainer.ranks"}),
+        (1, 8, {"trainer.strategy": "deepspeed", "trainer.ranks": "8"}, set()),
+        (2, 8, {"trainer.strategy": "deepspeed"}, {"trainer.ranks"}),
+    ],
+)
+def test_devices_become_ranks(
+    tmp_path: Path, machines: int, devices: int, expected: dict[str, str], missing: set[str]
+) -> None:
+    (tmp_path / "t.sh").write_text(
+        "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 actor_rollout_ref.rollout.n=4 "
+        "actor_rollout_ref.model.enable_gradient_checkpointing=True "
+        f"trainer.nnodes={machines} trainer.n_gpus_per_node={devices}"
+    )
+    found = import_config(tmp_path / "t.sh")
+    made = options(found)
+    assert expected.items() <= made.items()
+    assert not missing & made.keys()
+    assert found.problem == ""
+    if machines > 1:
+        assert "torchrun" in entry(found, "trainer.n_gpus_per_node").note
