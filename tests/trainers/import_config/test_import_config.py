@@ -406,7 +406,8 @@ def test_devices_become_ranks(
     tmp_path: Path, machines: int, devices: int, expected: dict[str, str], missing: set[str]
 ) -> None:
     (tmp_path / "t.sh").write_text(
-        "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 actor_rollout_ref.rollout.n=4 "
+        "python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64 "
+        "actor_rollout_ref.rollout.n=4 "
         "actor_rollout_ref.model.enable_gradient_checkpointing=True "
         f"trainer.nnodes={machines} trainer.n_gpus_per_node={devices}"
     )
