@@ -31,6 +31,9 @@ from turntree.trainers.store import StoredTree, encode_line
 from turntree.trainers.tally import Tally
 from turntree.trainers.tree import Tree
 
+# Ray would end workers of a machine that is short of memory for other reasons.
+os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
+
 PLAN = GrowthPlan(trees=3, chains=2, rounds=1, expansions=2, rule=entropy)
 TOKENS = ByteTokenizer()
 TURNS = (

@@ -47,6 +47,7 @@ def is_loss(error: Exception) -> bool:
         exceptions.ObjectLostError,
         exceptions.WorkerCrashedError,
         exceptions.NodeDiedError,
+        exceptions.OutOfMemoryError,  # Ray ends workers of a machine that is short of memory
     )
     if isinstance(error, exceptions.RayActorError) and error.actor_init_failed:
         return False  # its own code failed, and would again
