@@ -290,6 +290,30 @@ def doctor(overrides: tuple[str, ...], corpus: str | None, as_json: bool) -> Non
     run_doctor(overrides, as_json=as_json, corpus=corpus)
 
 
+@cli.command(cls=Configured)
+@overrides
+@click.option("--model", default=None, help="Name such as Qwen3-4B, or a folder (default: model.path).")
+@click.option("--gpus", type=click.IntRange(min=0), default=None, help="GPUs of a machine (default: this one's).")
+@click.option("--gpu", default=None, metavar="NAME|GB", help="Their memory: h100, a100, l40s, ... or GB.")
+@click.option("--memory", default=None, metavar="SIZE", help="Memory of a machine, such as 512GB.")
+@click.option("--cores", type=click.IntRange(min=1), default=None, help="Processor cores of a machine.")
+@click.option("--machines", type=click.IntRange(min=1), default=1, show_default=True, help="Equal machines.")
+@click.option("--ranks", type=click.IntRange(min=1), default=None, help="Training processes that torchrun starts.")
+@click.option("--turns", type=float, default=None, help="Turns of a typical episode (default: env.max_turns).")
+@click.option("--turn-tokens", type=float, default=None, help="Tokens of a turn (default: half of what it may have).")
+@click.option("--observation-tokens", type=float, default=None, help="Tokens of an observation (default: so too).")
+@click.option("--prompt-tokens", type=float, default=None, help="Tokens of a prompt (default: 1/8 of the context).")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+def plan(overrides: tuple[str, ...], **options: Any) -> None:
+    """Memory and tokens of a step, for a model, an algorithm and a machine; what does not fit, and what to change.
+
+    Exit code 1 if it does not fit. Computed, not measured; nothing is loaded.
+    """
+    from turntree.commands import run_plan
+
+    run_plan(overrides, **options)
+
+
 @cli.command("audit-reward")
 @click.option(
     "--world", type=click.Path(exists=True, file_okay=False, path_type=Path), default=None,

@@ -4,6 +4,7 @@ from turntree.commands.compare import run_compare
 from turntree.commands.console import Stopped, resumable
 from turntree.commands.look import run_audit, run_check_env, run_doctor, run_explain, run_view
 from turntree.commands.make import run_model, run_world
+from turntree.commands.plan import run_plan
 from turntree.commands.rltr import run_rltr
 from turntree.commands.runs import run_coldstart, run_evaluate, run_quickstart, run_sft, run_train
 from turntree.commands.search import run_index_build, run_index_info, run_index_search
@@ -23,6 +24,7 @@ __all__ = [
     "run_index_info",
     "run_index_search",
     "run_model",
+    "run_plan",
     "run_quickstart",
     "run_rltr",
     "run_serve",
