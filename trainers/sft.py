@@ -23,11 +23,12 @@ from turntree.agents.tokenizer import encode
 from turntree.errors import DataError
 from turntree.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from turntree.trainers.config import SftConfig
+from turntree.trainers.distributed.strategy import Gathered, Single, Strategy
 from turntree.trainers.forward import packed_logprobs
 from turntree.trainers.packing import Pack, pack_groups
 from turntree.trainers.seeds import derive_seed
 from turntree.trainers.tree import Group, Node, Tree
-from turntree.trainers.updates import guarded_step
+from turntree.trainers.updates import update
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -156,8 +157,12 @@ def train_sft(
     fingerprint: Mapping[str, Any] | None = None,
     on_step: Callable[[int, float], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    strategy: Strategy | None = None,
 ) -> SftResult:
     """Train ``model`` in place on demonstrations (:func:`demonstration_group`).
+
+    ``strategy`` trains it with the options of ``config``, on its ranks, which were all given the same demonstrations
+    (None: this process, with AdamW).
 
     ``on_step(step, loss)`` is called after each optimiser step; ``should_stop`` is asked before each one. With
     ``checkpoints`` the state is saved every ``config.save_every`` steps and at the end, and ``resume`` continues it;
@@ -169,27 +174,36 @@ def train_sft(
     """
     if not groups:
         raise DataError("cold start: expected at least one demonstration, found none")
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, config.adam_beta2), weight_decay=config.weight_decay)
+    if strategy is None:
+        own = torch.optim.AdamW(model.parameters(), betas=(0.9, config.adam_beta2), weight_decay=config.weight_decay)
+        strategy = Single(model, own, parameters=model.parameters(), clip=max_grad_norm)
+    ranks = strategy.ranks
     state = _State()
-    if resume and checkpoints is not None and (found := latest_checkpoint(checkpoints)) is not None:
-        loaded = load_checkpoint(found, model=model, optimizer=optimizer, fingerprint=fingerprint)
+    found = ranks.main(lambda: latest_checkpoint(checkpoints) if resume and checkpoints is not None else None)
+    if found is not None:
+        loaded = load_checkpoint(found, model=model, optimizer=strategy, fingerprint=fingerprint)
+        strategy.adopt()
         state = _State.from_json(loaded.state)
 
     def save() -> None:
-        if checkpoints is not None and state.saved_step != state.step:
-            save_checkpoint(
+        strategy.sync()
+        if checkpoints is None or state.saved_step == state.step:
+            return
+        moments, state.saved_step = Gathered(strategy.state_dict()), state.step
+        ranks.main(
+            lambda: save_checkpoint(
                 checkpoints,
                 state.step,
                 model=model,
-                optimizer=optimizer,
+                optimizer=moments,
                 state=state.to_json(),
                 fingerprint=fingerprint,
                 keep=1,
             )
-            state.saved_step = state.step
+        )
 
-    model.train()
-    while state.step < config.steps and not should_stop():
+    strategy.train(True)
+    while state.step < config.steps and not ranks.any(should_stop()):
         if config.max_seconds is not None and state.seconds >= config.max_seconds:
             break
         start = time.monotonic()
@@ -197,31 +211,30 @@ def train_sft(
         factor = learning_rate_factor(state.step, warmup=config.warmup_steps, steps=config.steps, spent=spent)
         rows = batch_order(len(groups), config.batch_size, seed=seed, step=state.step)
         packs = pack_groups([groups[i] for i in rows], max_pack_tokens=max_pack_tokens)
-        state.add(*_update(model, optimizer, packs, rate=config.learning_rate * factor, max_grad_norm=max_grad_norm))
-        state.seconds += time.monotonic() - start
-        if on_step is not None:
+        state.add(*_update(strategy, packs, rate=config.learning_rate * factor))
+        state.seconds += ranks.gather(time.monotonic() - start)[0]  # all ranks go by the first one's clock
+        if on_step is not None and ranks.is_main:
             on_step(state.step, state.losses[-1])
         if state.step % config.save_every == 0:
             save()
     save()
-    model.eval()
+    strategy.train(False)
     return SftResult(state.step, state.seconds, tuple(state.losses), state.skipped)
 
 
-def _update(
-    model: PreTrainedModel,
-    optimizer: torch.optim.Optimizer,
-    packs: Sequence[Pack],
-    *,
-    rate: float,
-    max_grad_norm: float,
-) -> tuple[float, float]:
+def _update(strategy: Strategy, packs: Sequence[Pack], *, rate: float) -> tuple[float, float]:
     """One optimiser step at learning rate ``rate``; returns the loss and the norm of its gradient."""
-    for group in optimizer.param_groups:
+    for group in strategy.param_groups:
         group["lr"] = rate
-    optimizer.zero_grad(set_to_none=True)
-    loss = nll(model, packs, backward=True)
-    return loss, guarded_step(optimizer, model.parameters(), max_grad_norm=max_grad_norm)
+    total = sum(int(pack["tokens", "loss_mask"].sum()) for pack in packs)
+
+    def loss(pack: Pack) -> tuple[torch.Tensor, float]:
+        # Log-probs are 0 wherever no token was sampled, so observations add nothing.
+        value = -strategy.forward(pack).logp.sum() / total
+        return value, float(value.detach())
+
+    losses, norm = update(strategy, packs, loss)
+    return sum(losses), norm
 
 
 @dataclass(slots=True)

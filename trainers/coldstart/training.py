@@ -32,6 +32,8 @@ from turntree.trainers.coldstart.select import best_of, judge
 from turntree.trainers.coldstart.student import Lessons, Student, lessons
 from turntree.trainers.coldstart.teachers import Outcome, Seat, in_flight, play_engine, play_oracle, teacher_sampling
 from turntree.trainers.config import RunConfig
+from turntree.trainers.distributed.ranks import Ranks
+from turntree.trainers.distributed.setup import AdamW, build_strategy, join_run
 from turntree.trainers.interrupt import stop_on_interrupt
 from turntree.trainers.remote import refuse_training
 from turntree.trainers.rollout import Prompt, Rollout, RolloutStats
@@ -132,13 +134,22 @@ def cold_start(
         EngineError: the teacher's engine died, or its cost limit was reached; ``resume`` goes on.
         CheckpointError: the run folder is in use (without ``resume``) or belongs to another configuration (with it).
     """
-    data = _data(config, report)
+    config, ranks = join_run(config)
+    data = _shared_data(config, report, ranks)
     bench = build_bench(replace(config, engine=replace(config.engine, name="hf")))
     learnt = lessons(data.rows, Student.of(config, bench.dialogue), drop=config.sft.unfit == "drop")
+    own = config.sft
+    adamw = AdamW(own.learning_rate, own.adam_beta2, own.weight_decay, clip=config.trainer.max_grad_norm)
+    strategy = build_strategy(config, ranks, bench.model, None, adamw=adamw)
+
     # Only now, so that a run which is refused leaves no folder behind, unless a teacher's work is in it.
-    folder = data.folder or RunFolder.create(run_path(config, "sft"), config, resume=config.resume)
-    data.files(folder.path)
-    with stop_on_interrupt("optimiser step") as interrupted:
+    def make_folder() -> RunFolder:
+        made = data.folder or RunFolder.create(run_path(config, "sft"), config, resume=config.resume)
+        data.files(made.path)
+        return made
+
+    folder = ranks.main(make_folder)
+    with stop_on_interrupt("optimiser step") as interrupted, ranks.naming_losses():
         result = train_sft(
             bench.model,
             learnt.groups,
@@ -151,10 +162,23 @@ def cold_start(
             fingerprint={**config_fingerprint(asdict(config), RESUME_KEYS), "trajectories": _digest(learnt.rows)},
             on_step=on_step,
             should_stop=interrupted.is_set,
+            strategy=strategy,
         )
-        if interrupted.is_set() and result.steps < config.sft.steps:
+        if ranks.any(interrupted.is_set()) and result.steps < config.sft.steps:
             raise KeyboardInterrupt
-        return _finish(config, folder, bench, result, learnt, metric=data.metric)
+        return ranks.main(lambda: _finish(config, folder, bench, result, learnt, metric=data.metric))
+
+
+def _shared_data(config: RunConfig, report: Report, ranks: Ranks) -> _Data:
+    """What is learnt from, on every rank. An engine that teaches plays on the first one alone."""
+    if ranks.size == 1 or config.sft.data or config.coldstart.teacher == "oracle":
+        return _data(config, report)
+
+    def played() -> tuple[Sequence[Mapping[str, Any]], str, RunFolder | None]:
+        own = _data(config, report)
+        return own.rows, own.metric, own.folder
+
+    return _Data(*ranks.main(played))
 
 
 def _data(config: RunConfig, report: Report) -> _Data:

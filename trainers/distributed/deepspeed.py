@@ -32,6 +32,9 @@ __all__ = ["DeepSpeedStrategy", "deepspeed_config", "load_deepspeed"]
 _GATHERED = 1 << 26
 """Elements of weights that are gathered at a time where the whole network is brought up to date."""
 
+_ALIGNED = 1024
+"""Buffers hold a multiple of this many elements."""
+
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _MASTER = "master"
 """Name, among the moments, of the float32 weights of a bfloat16 network."""
@@ -50,7 +53,6 @@ def load_deepspeed(*, device: str = "cpu") -> Any:
     logging.disable(logging.INFO)  # it greets everyone on import
     try:
         import deepspeed
-        import deepspeed.ops
     except ImportError as error:
         raise MissingExtraError(
             f"trainer.strategy=deepspeed needs DeepSpeed ({error}); run: pip install 'turntree[deepspeed]'"
@@ -77,13 +79,14 @@ def deepspeed_config(
     """DeepSpeed's own configuration. A pack is its micro-batch; where a step ends is said by hand, not counted."""
     cuda = device.startswith("cuda")
     place = {"device": "cpu", "pin_memory": cuda}
+    bucket = min(-(-parameters // _ALIGNED) * _ALIGNED, 2**29)
     zero: dict[str, Any] = {
         "stage": options.stage,
         "overlap_comm": cuda,
         "contiguous_gradients": True,
         # Buffers of this many elements are allocated, however small the model is.
-        "reduce_bucket_size": min(parameters, 500_000_000),
-        "allgather_bucket_size": min(parameters, 500_000_000),
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
     }
     if options.offload_optimizer:
         zero["offload_optimizer"] = place
@@ -121,9 +124,14 @@ class _Packed(nn.Module):
         # Set before each call, not given as arguments: DeepSpeed's hooks look into arguments.
         self.job: dict[str, Any] = {}
 
-    def forward(self) -> tuple[Tensor | None, ...]:
+    def forward(self) -> Tensor:
+        """Log-probs, then entropies and values where there are any, [columns, N].
+
+        As one tensor: with several, DeepSpeed would count those that a loss used, and ranks must not differ in that.
+        """
         found = packed_logprobs(self.network, value_head=self.value_head, **self.job)
-        return found.logp, found.entropy, found.value
+        columns = [found.logp, found.entropy, found.value]
+        return torch.stack([column.to(found.logp.dtype) for column in columns if column is not None])
 
 
 class DeepSpeedStrategy:
@@ -189,10 +197,11 @@ class DeepSpeedStrategy:
     ) -> PackedOutput:
         del value_head  # it has its own
         self._trained.job = {"pack": pack, "temperature": temperature, "entropy": entropy, "pieces": self._pieces}
-        logp, entropies, value = self._engine()
+        columns = self._engine()
         # On every rank every parameter gets a gradient, whatever a loss leaves out: ranks add them up together.
-        self._anchor = 0.0 * logp.sum() if value is None else 0.0 * (logp.sum() + value.sum())
-        return PackedOutput(logp, entropies, value)
+        self._anchor = 0.0 * columns.sum()
+        has_values = self._whole.value_head is not None
+        return PackedOutput(columns[0], columns[1] if entropy else None, columns[-1] if has_values else None)
 
     def backward(self, loss: Tensor | None) -> None:
         anchor, self._anchor = self._anchor, None
@@ -234,6 +243,10 @@ class DeepSpeedStrategy:
                 self._write(trained, whole if master is None else master, None)
         if states:
             self._write_moments(states)
+
+    def train(self, mode: bool) -> None:
+        for module in (self._whole, self._trained):
+            module.train(mode)
 
     def _parameters(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
         """(whole, trained) of each trained parameter, once, in the order of the optimiser."""

@@ -133,7 +133,10 @@ def _passing_on(started: Sequence[_Rank]) -> Iterator[None]:
 
 
 def _wait(started: Sequence[_Rank]) -> _Rank | None:
-    """Until all have ended, or one has failed and the others had time to notice; the one that failed first."""
+    """Until all have ended, or one has failed and the others had time to notice; the one that failed first.
+
+    Where all fail, of a wrong option for instance, it is the first rank, which has said so.
+    """
     deadline: float | None = None
     failed: list[_Rank] = []
     while any(rank.process.poll() is None for rank in started):
@@ -145,7 +148,7 @@ def _wait(started: Sequence[_Rank]) -> _Rank | None:
         time.sleep(_POLL_S)
     failed += [rank for rank in started if rank.process.poll() and rank not in failed]
     own = [rank for rank in failed if rank.process.returncode != LOST]
-    return next(iter([*own, *failed]), None)
+    return next(iter([*(rank for rank in own if rank.number == 0), *own, *failed]), None)
 
 
 def _end(started: Sequence[_Rank]) -> None:

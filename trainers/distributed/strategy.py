@@ -62,6 +62,10 @@ class Strategy(Protocol):
         """Train on from the weights that the rest of the program sees, and from moments just loaded; collective."""
         ...
 
+    def train(self, mode: bool) -> None:
+        """Training mode of the network, or evaluation mode."""
+        ...
+
     def state_dict(self) -> dict[str, Any]:
         """Moments of all parameters, on the main rank; collective."""
         ...
@@ -127,6 +131,9 @@ class Single:
 
     def adopt(self) -> None:
         """Nothing to do."""
+
+    def train(self, mode: bool) -> None:
+        self.network.train(mode)
 
     def state_dict(self) -> dict[str, Any]:
         return self.optimizer.state_dict()
