@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["PROMPTS", "Language", "fill", "question_of", "quoted", "read_template", "show_calls", "with_places"]
 
 Language = Literal["en", "zh"]
+"""Languages of the packaged prompts."""
 
 PROMPTS = Path(__file__).resolve().parent / "prompts"
+"""The folder of the packaged prompts."""
 _PLACES = ("{question}", "{calls}")
 _TAG = re.compile(r"<\s*/?\s*(verdict|answer|think)\s*>", re.IGNORECASE)
 

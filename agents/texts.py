@@ -17,6 +17,7 @@ from turntree.errors import ConfigError, EngineError, TurnTreeError
 __all__ = ["EndpointTexts", "EngineTexts", "LocalEngine", "Said", "Texts", "open_texts"]
 
 LocalEngine = Literal["hf", "vllm"]
+"""Engines that a summariser or checker may start in this process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ class Case:
 
 
 Law: TypeAlias = Callable[[Case], str | None]
+"""A law tried on one case: None where it holds, else what broke it."""
 
 
 # -- playing -------------------------------------------------------------------------------------------------

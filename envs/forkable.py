@@ -24,6 +24,7 @@ from turntree.errors import ConfigError, SnapshotError
 __all__ = ["ForkSnapshot", "Forkable", "Method"]
 
 Method: TypeAlias = Literal["state", "replay", "deepcopy"]
+"""How a foreign environment's state is kept: by its own methods, by playing its actions again, or by copying it."""
 Env: TypeAlias = gymnasium.Env[Any, Any]
 
 PAIRS = (

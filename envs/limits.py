@@ -11,6 +11,7 @@ from turntree.errors import ConfigError
 __all__ = ["Limits", "OnLength"]
 
 OnLength = Literal["end", "correct"]
+"""What a turn that reaches its limit does: end the episode, or get a correction."""
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from turntree.errors import DataError
 __all__ = ["Normalizer", "exact_match", "f1_score", "normalize_answer", "sub_exact_match"]
 
 Normalizer = Literal["squad", "unicode", "zh", "cmrc"]
+"""Names of the answer normalisers."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _ARTICLE_WORDS = frozenset({"a", "an", "the"})

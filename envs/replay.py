@@ -109,6 +109,7 @@ def _message(env: Env, where: str, what: str) -> str:
 
 
 def encode_record(record: Record, depth: int) -> dict[str, Any]:
+    """A record as JSON."""
     rows = [
         step.seed
         if isinstance(step, Reseeded)
@@ -125,6 +126,7 @@ def encode_record(record: Record, depth: int) -> dict[str, Any]:
 
 
 def decode_record(data: Mapping[str, Any]) -> Record:
+    """The record that :func:`encode_record` wrote."""
     steps: list[Played | Reseeded] = [
         Reseeded(row) if isinstance(row, int) else Played(*values.decode(row)) for row in data["steps"]
     ]

@@ -67,6 +67,7 @@ class Outcome:
 
 
 Reward = Callable[[Outcome], float]
+"""A reward: of an episode's outcome."""
 
 
 def em(outcome: Outcome) -> float:

@@ -19,6 +19,7 @@ __all__ = ["SEARCH_CODE_QA", "SearchCodeQAEnv", "code_world", "make_search_code_
 
 
 SEARCH_CODE_QA = "turntree/SearchCodeQA-v0"
+"""The Gymnasium id of search and code."""
 
 
 def python_tool(options: Mapping[str, Any] | PythonTool | None = None) -> PythonTool:

@@ -25,6 +25,7 @@ ANALYZER_VERSION = 1
 _ENGLISH = """a an and are as at be but by for if in into is it no not of on or such that the their then there these
 they this to was will with"""
 STOP_WORDS = frozenset(_ENGLISH.split())
+"""Words that English queries are searched without."""
 _SEGMENTERS = ("bigrams", "jieba")
 _POSSESSIVE = re.compile(r"['’]s\b")
 _ASCII_WORD = re.compile("[a-z0-9]+")

@@ -285,3 +285,4 @@ class _Kind(DenseKind):
 
 
 KIND = _Kind()
+"""The index kind ``dense``."""

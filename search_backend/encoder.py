@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 Vectors = npt.NDArray[np.float32]
+"""(texts, dimensions), float32."""
 
 _POOLINGS = ("auto", "mean", "cls", "lasttoken", "max")
 _DTYPES = ("float32", "bfloat16", "float16")

@@ -48,6 +48,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         )
     }
 )
+"""Prefixes, pooling and normalisation of known encoders."""
 
 _NAMES = (
     (re.compile(r"(?<![a-z0-9])e5(?![a-z0-9]).*instruct"), "e5-instruct"),

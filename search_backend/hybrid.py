@@ -233,3 +233,4 @@ def _fusion(own: Mapping[str, Any], weights: Mapping[str, float] = WEIGHTS) -> F
 
 
 KIND = HybridKind()
+"""The index kind ``hybrid``."""

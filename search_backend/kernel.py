@@ -106,3 +106,4 @@ def _best_rows(
 
 
 best_rows: Callable[..., None] = _compiled(_best_rows)
+"""The compiled kernel: best rows of a batch of queries."""

@@ -20,6 +20,7 @@ from turntree.search_backend.rows import parse_contents, passage_of, string_at
 __all__ = ["Layout", "Place", "compressed_bytes", "detect_layout", "read_passages"]
 
 Layout = Literal["jsonl", "json_list", "json_dict", "tsv", "parquet"]
+"""Layouts of corpus files."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _PARQUET_MAGIC = b"PAR1"

@@ -178,3 +178,4 @@ def _workers(passages: int) -> int:
 
 
 KIND = BM25Kind()
+"""The index kind ``bm25``."""

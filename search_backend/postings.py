@@ -27,6 +27,7 @@ __all__ = ["DATA", "INDICES", "INDPTR", "PARAMS", "write_matrix"]
 
 DATA, INDICES, INDPTR = "data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy"
 PARAMS = "params.index.json"
+"""bm25s's file of settings."""
 
 _STATE = "state.json"
 _POSTINGS, _LENGTHS, _DISTINCT = "postings.tmp", "lengths.tmp", "distinct.tmp"

@@ -21,6 +21,7 @@ from turntree.search_backend.passage import Passage, SearchBackend
 __all__ = ["Mode", "ReplayBackend", "SearchStore"]
 
 Mode = Literal["record", "replay", "readthrough"]
+"""``record`` writes, ``replay`` only reads, ``readthrough`` does both."""
 
 _APPLICATION = 0x74747273  # "ttrs", in the file's header
 _VERSION = 1

@@ -19,6 +19,7 @@ from turntree.search_backend.machine import cores
 __all__ = ["Engine", "Matrix", "Scorer", "best"]
 
 Engine = Literal["auto", "numpy", "numba"]
+"""Who scores."""
 
 _log = logging.getLogger(__name__)
 _WORTH_COMPILING = 20_000  # passages; below this numpy answers sooner than a compiler starts

@@ -13,6 +13,7 @@ from turntree.trainers.surrogate import LEVELS
 __all__ = ["CREDITS", "EXPANSIONS", "RATIOS", "Refusal", "combinations", "refusal", "render"]
 
 EXPANSIONS = ("chain", "random_nodes", "entropy", "arpo", "aepo", "value_variance", "ucb", "guided")
+"""Built-in expansion rules."""
 CREDITS = (
     "grpo",
     "dr_grpo",
@@ -33,7 +34,9 @@ CREDITS = (
     "arpo",
     "rejection_sampling",
 )
+"""Built-in credit rules."""
 RATIOS = LEVELS
+"""Levels of the ratio."""
 
 
 @dataclass(frozen=True, slots=True)

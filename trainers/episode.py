@@ -25,6 +25,7 @@ from turntree.trainers.tree import Node, Tree
 __all__ = ["Ask", "Episode", "Setting", "as_failure", "failed_leaf"]
 
 Ask: TypeAlias = Request | tuple[ToolCall, ...]
+"""What an episode waits for: a generation or tool calls."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise ``ConfigError`` unless the option's value is one of those."""
     if value not in allowed:
         raise ConfigError(
             f"{name}={value!r} is not known; expected one of {list(allowed)}.{did_you_mean(value, allowed)}"
@@ -43,5 +44,6 @@ def finite(prefix: str, section: Any) -> None:
 
 
 def at_least(name: str, value: float | None, minimum: float) -> None:
+    """Raise ``ConfigError`` if the option's value is below the minimum."""
     if value is not None and not value >= minimum:
         raise ConfigError(f"{name}={value} is out of range; expected a value >= {minimum}")

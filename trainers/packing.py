@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 Pack: TypeAlias = TensorDict
+"""The tables ``tokens``, ``occurrences``, ``rows`` (and ``pairs``) of one forward pass."""
 
 _ROW = ("group", "leaf", "tree", "end", "turn")
 

@@ -34,6 +34,7 @@ from turntree.trainers.scoring import score
 __all__ = ["COMPLETENESS", "Interrupted", "compare_arms"]
 
 COMPLETENESS = "turntree.agents.completeness:CompletenessScorer"
+"""Import path of the completeness scorer."""
 
 Report = Callable[[str, int, int, str], None]
 """``report(stage, done, total, note)``: how far a stage has come."""

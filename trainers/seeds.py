@@ -10,6 +10,7 @@ import numpy as np
 __all__ = ["SeedPart", "derive_rng", "derive_seed"]
 
 SeedPart: TypeAlias = "int | str | tuple[SeedPart, ...]"
+"""What a seed is derived from."""
 
 
 def _encode(part: SeedPart) -> bytes:

@@ -32,21 +32,28 @@ __all__ = [
 ]
 
 RatioLevel = Literal["token", "turn", "sequence"]
+"""What a ratio is taken over."""
 LEVELS: tuple[RatioLevel, ...] = get_args(RatioLevel)
+"""Every level."""
 TurnRatio = Literal["geometric", "product"]
 """Ratio of a turn or sequence: exp of the mean, or of the sum, of its tokens' log-ratios."""
 TURN_RATIOS: tuple[TurnRatio, ...] = get_args(TurnRatio)
+"""How a turn's ratio is formed."""
 RatioGradient = Literal["straight_through", "true"]
 """``straight_through``: value sg[s] exp(lp - sg[lp]), each token carries its own gradient (GSPO-token).
 ``true``: the ratio is differentiated through all of its tokens."""
 GRADIENTS: tuple[RatioGradient, ...] = get_args(RatioGradient)
+"""How a shared ratio is differentiated."""
 Clip = Literal["hard", "soft", "soft_upper", "cispo"]
 """``hard``: no gradient where the clip binds (PPO). ``soft``: the same value, with the gradient bound x d log r
 (GPPO). ``soft_upper``: soft above, hard below (AEPO). ``cispo``: the clipped ratio is a constant weight of
 -A log pi."""
 CLIPS: tuple[Clip, ...] = get_args(Clip)
+"""Kinds of clipping."""
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "turn-mean"]
+"""How losses of tokens become one number."""
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
+"""Every aggregation."""
 
 
 def check_surrogate(

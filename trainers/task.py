@@ -42,8 +42,10 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 Split = Literal["train", "dev", "test"]
+"""Which questions of a run."""
 
 SEARCH_QA = "turntree/SearchQA-v0"
+"""The Gymnasium id of question answering by search."""
 QUESTION_ANSWERING = (SEARCH_QA, SEARCH_CODE_QA)
 """Environments that are made from the options of ``env``, ``search`` and ``reward``: questions, corpora, grammar."""
 

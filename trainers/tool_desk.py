@@ -24,6 +24,7 @@ from turntree.trainers.plan import Schedule
 __all__ = ["Outcome", "ToolDesk", "in_flight", "overlaps"]
 
 Outcome: TypeAlias = ToolResult | ToolFailure
+"""What became of a tool call."""
 
 
 def in_flight(part: Any) -> int:

@@ -19,6 +19,7 @@ _MAX_QUERIES = 512
 _CALL_PAIRS = 1 << 20
 
 Span = tuple[int, int]
+"""First token, and the one after the last."""
 
 
 @dataclass(frozen=True, slots=True)

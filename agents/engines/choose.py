@@ -26,6 +26,7 @@ VLLM_VERSIONS = ">=0.32"
 """Versions of vLLM that turntree accepts; ``VLLM_TESTED`` is the one that it is tested with."""
 
 VLLM_TESTED = "0.32"
+"""The vLLM version that this one was tested with."""
 
 SMALL_GB = 0.1
 """Below this size of weights vLLM takes longer to start than it saves, and refuses some shapes of attention."""

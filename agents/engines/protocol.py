@@ -24,6 +24,7 @@ FinishReason = Literal["stop", "length", "abort"]
 """``stop``: a stop string or an end-of-text token; ``length``: the limit; ``abort``: discard, never train on it."""
 
 EntropyKind = Literal["exact", "topk", "none"]
+"""How an engine's entropies were computed."""
 
 
 class Prefix:

@@ -25,11 +25,13 @@ __all__ = [
 ]
 
 QUESTION_KEYS = ("question", "query", "query_text", "question_text", "prompt")
+"""Fields that hold the question, in the order in which they are looked for."""
 ANSWER_KEYS = ("golden_answers", "gold_answers", "answers", "answer", "possible_answers", "ground_truth")
 """Names of answers, the first one that a row has counts; case and spaces in names do not matter."""
 ALIAS_KEYS = ("answer_aliases", "answer_alias", "aliases")
 """Further answers beside the first of ``ANSWER_KEYS``."""
 ID_KEYS = ("id", "_id", "qid", "question_id", "questionid", "query_id", "uid")
+"""Fields that hold the question's id, in the order in which they are looked for."""
 
 _LISTS = {"golden_answers", "gold_answers", "answers", "possible_answers", "answer_aliases", "answer_alias", "aliases"}
 _TRIVIA = ("value", "aliases", "humananswers", "human_answers", "normalizedvalue", "normalized_value")

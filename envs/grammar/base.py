@@ -36,6 +36,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 Think = Literal["optional", "required"]
+"""Whether a turn may leave out its thought."""
 ObservationKind = Literal["results", "correction", "none"]
 
 

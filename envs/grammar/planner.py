@@ -36,6 +36,7 @@ FINISH = "finish"
 """The kind of the action that stops a planner, the tag that it is written with, and the episode's stop reason."""
 
 DONE = Action(FINISH, "")
+"""The action with which a planner ends: it has called all that it wants."""
 
 _PROMPTS = Path(__file__).resolve().parent.parent / "prompts"
 _SPEC = ToolSpec(FINISH, "Ends the work; stays empty. Somebody else writes the answer.")

@@ -172,6 +172,7 @@ _SENTENCE_ENDS = frozenset("?？!！.。．｡…؟")
 
 
 def close_question(question: str) -> str:
+    """The question with a question mark of its script at its end."""
     stripped = require_question(question)
     trailing = itertools.takewhile(lambda character: not character.isalnum(), reversed(stripped))
     if _SENTENCE_ENDS & set(trailing):

@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 Language = Literal["en", "zh"]
+"""Languages of prompts, corrections and observations."""
 
 _PLACE = re.compile(r"\{(\w+)\}")
 
@@ -109,6 +110,7 @@ SHARED: dict[Language, Shared] = {
         schema="符合此模式的 JSON 参数 {schema}",
     ),
 }
+"""What all grammars say, by language."""
 
 TAGS: dict[Language, TagWords] = {
     "en": TagWords(
@@ -184,6 +186,7 @@ TAGS: dict[Language, TagWords] = {
         },
     ),
 }
+"""Texts of the tag grammar by language."""
 
 ATPO: dict[Language, AtpoWords] = {
     "en": AtpoWords(
@@ -218,6 +221,7 @@ ATPO: dict[Language, AtpoWords] = {
         notice="不能再调用了。现在请给出最终答案，写成 <answer> \\boxed{...} </answer>。",
     ),
 }
+"""Texts of AT2PO's grammar by language."""
 
 _CALL = '<tool_call>\n{"name": NAME, "arguments": {...}}\n</tool_call>'
 
@@ -325,3 +329,4 @@ HERMES: dict[Language, HermesWords] = {
         answer=("给出最终答案并结束任务。", "只写答案，尽量简短"),
     ),
 }
+"""Texts of the Hermes grammar by language."""

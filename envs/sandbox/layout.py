@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 Plan = dict[str, Any]
+"""What the other side is told to build: JSON."""
 
 _NOBODY = 65534
 _START_S = 60.0

@@ -13,6 +13,7 @@ from turntree.errors import ConfigError
 __all__ = ["Isolation", "SandboxOptions"]
 
 Isolation = Literal["auto", "unshare", "bubblewrap", "none"]
+"""Who builds the walls; ``none`` has to be allowed."""
 
 _PACKAGE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _LEAST_MEMORY_MB = 64

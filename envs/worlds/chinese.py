@@ -109,6 +109,7 @@ CHINESE = Speech(
     counts={1: ("一", "1个", "一个"), 2: ("二", "两", "2个", "两个"), 3: ("三", "3个", "三个")},
     vague={"leader": "首领", "seat": "所在", "partner": "伙伴"},
 )
+"""How a world speaks Chinese."""
 
 _SHORT_FRAMES: dict[Templates, Frames] = {
     "train": Frames(
@@ -217,5 +218,6 @@ CHINESE_STYLES: dict[StyleName, Style] = {
         speech=CHINESE,
     ),
 }
+"""Styles of Chinese passages."""
 CHINESE_STYLES["articles"] = replace(CHINESE_STYLES["prose"], loose=0.45, sections=3, aside="有关{x}的记述也会提到。")
 CHINESE_STYLES["vague"] = replace(_SHORT, shared_names=0.6, vague=True, nothing="找不到{s}的{r}。")

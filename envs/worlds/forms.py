@@ -13,6 +13,7 @@ from turntree.errors import DataError
 __all__ = ["Chain", "Computation", "Form", "Kind", "Lookup", "computation_of", "end_of", "evaluate", "steps_of", "walk"]
 
 Kind = Literal["chain", "comparison", "yes_no", "code", "intersection", "count", "unanswerable", "stale"]
+"""Kinds of questions."""
 Operation = Literal["", "difference", "sum", "age"]
 
 

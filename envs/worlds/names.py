@@ -13,6 +13,7 @@ from turntree.errors import ConfigError
 __all__ = ["LONG", "SHORT", "SPLIT_CLASSES", "NameInventory", "Split", "draw_pairs"]
 
 Split = Literal["train", "dev", "test"]
+"""Parts of a world, which share no name."""
 
 _CLASSES = 5
 # A name is a pair (i, j) of word numbers; (i + j) mod 5 decides the split it belongs to, whatever the seed.
@@ -67,6 +68,7 @@ LONG = NameInventory(
     middles=_split("a e i o an en in on ar el"),
     ends=_split("bek dra dorn gan kas len mir nath rick ska thas ton vald via wen zur"),
 )
+"""Syllables of the names of large worlds."""
 
 
 def draw_pairs(inventory: NameInventory, n: int, *, split: Split, stream: Stream) -> list[tuple[str, str]]:

@@ -181,3 +181,4 @@ PROFILES = {
         mix=(("chain", 3, 70), ("chain", 4, 30)),
     ),
 }
+"""The named profiles of ``turntree world``."""

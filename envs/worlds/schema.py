@@ -76,6 +76,7 @@ RELATIONS = tuple(
         ("team", "sponsor", "company", "{s} is paid by its sponsor {o}.", "the company that sponsors {x}"),
     )
 )
+"""Every relation that a world may hold."""
 
 
 # Words that stand for one relation of each type of entity. Which one is meant takes to know what the entity is.

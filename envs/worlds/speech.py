@@ -11,6 +11,7 @@ from turntree.envs.worlds.schema import RELATIONS, SHARES, VAGUE, YEARS
 __all__ = ["ENGLISH", "Language", "Speech"]
 
 Language = Literal["en", "zh"]
+"""Languages of worlds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +90,4 @@ ENGLISH = Speech(
     counts={1: ("one",), 2: ("two",), 3: ("three",)},
     vague={group: group for group in VAGUE},
 )
+"""How a world speaks English."""

@@ -15,7 +15,9 @@ from turntree.envs.worlds.stream import Stream
 __all__ = ["STYLES", "Frames", "Style", "StyleName", "Telling", "Templates"]
 
 StyleName = Literal["short", "prose", "dated", "articles", "vague"]
+"""Names of the styles of passages."""
 Templates = Literal["train", "test"]
+"""Wordings: those of training, and those held out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +286,7 @@ STYLES: dict[StyleName, Style] = {
         prose=True,
     ),
 }
+"""Styles of English passages."""
 # The short style with dates, each in a passage of its own.
 STYLES["dated"] = replace(
     STYLES["short"],

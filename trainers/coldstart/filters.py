@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 Filter = Callable[[Played], str]
+"""A filter: an empty text keeps the trajectory, any other is the reason why not."""
 
 LANGUAGES: dict[str, frozenset[str]] = {
     "en": frozenset({"LATIN"}),

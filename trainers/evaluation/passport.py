@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 PASSPORT_VERSION = 1
+"""Raised when the meaning of an entry changes."""
 
 NORMALIZER_VERSION = 1
 """Grows whenever a normaliser of :mod:`turntree.envs.metrics` gives another form for any text."""

@@ -17,8 +17,11 @@ from turntree.trainers.tree import Node
 __all__ = ["ANSWERS", "NUMBERS", "SHARES", "UNSCORED", "EvalRow", "file_rows", "make_row", "parse_row", "read_rows"]
 
 ANSWERS = ("em", "f1", "sub_em")
+"""Scores of the answer."""
 NUMBERS = (*ANSWERS, "reward", "success")
+"""Scores with a mean."""
 SHARES = ("em", "sub_em", "success")
+"""Scores that are 0 or 1."""
 UNSCORED = "unscored:"
 """Prefix of the part by which a scorer's failure travels to its row."""
 

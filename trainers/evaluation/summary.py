@@ -119,6 +119,7 @@ def interval_json(interval: Interval) -> dict[str, Any]:
 
 
 def mean(values: Iterable[float]) -> float | None:
+    """The mean, or None of nothing."""
     listed = list(values)
     return sum(listed) / len(listed) if listed else None
 

@@ -26,6 +26,7 @@ from turntree.trainers.store import StoredTree, TreeStore
 __all__ = ["Export", "Exported", "Format", "export_run"]
 
 Format = Literal["trees-jsonl", "pairs", "messages", "tokens", "verl-parquet"]
+"""What ``turntree export`` writes."""
 
 
 @dataclass(frozen=True, slots=True)

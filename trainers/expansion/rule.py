@@ -15,6 +15,7 @@ from turntree.trainers.tree import Node, Tree
 __all__ = ["Expansion", "ExpansionRule", "Needs", "branch_points", "mean_nll", "needs_of"]
 
 Needs = Literal["finished_round", "any"]
+"""Whether a rule ranks the nodes of finished rounds, or takes any node at any time."""
 
 
 @dataclass(frozen=True, slots=True)

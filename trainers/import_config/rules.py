@@ -414,3 +414,4 @@ def _optimiser(t: Translation, steps: Any, updates: int) -> None:
 
 
 RULES = (trees, credit, loss, kl, batches)
+"""Translations of what the algorithm is."""

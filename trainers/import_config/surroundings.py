@@ -304,3 +304,4 @@ def processes(t: Translation) -> None:
 
 
 SURROUNDINGS = (lengths, protocol, search, reward, shaping, engine, data, run, processes)
+"""Translations of what surrounds the algorithm."""
