@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from turntree.agents.architecture import attention_problem, capped_attention, exact_positions, text_config
 from turntree.agents.engines.kv import BatchCache, KVShape, PrefixStore
-from turntree.agents.engines.protocol import FinishReason, Generation, Prefix, Request, check_requests
-from turntree.agents.engines.sampling import RowParams, Sampled, sample, uniforms
-from turntree.agents.stops import find_stop
-from turntree.agents.tokenizer import Tokenizer, decode, end_ids
+from turntree.agents.engines.protocol import Generation, Prefix, Request, check_requests
+from turntree.agents.engines.running import Row, Running, StopWatch
+from turntree.agents.tokenizer import Tokenizer, end_ids
 from turntree.errors import ConfigError, EngineError
 
 __all__ = ["EngineStats", "HFEngine"]
@@ -36,12 +37,13 @@ class EngineStats:
 
 
 class HFEngine:
-    """Samples from a causal language model of transformers (Llama and Qwen families: full attention only).
+    """Samples from a causal language model of transformers (Llama, Qwen, Mistral and Gemma families).
 
     The model is shared with the trainer: it is put into eval mode while it generates and left as it was found.
-    ``max_batch_rows`` rows of at most ``max_batch_tokens`` padded tokens run at a time. With ``cache`` the keys and
-    values of every prefix handle are kept as long as the handle lives (``max_cached_tokens`` bounds them, least
-    recently used first), so a branch pays for its new tokens only. ``autocast`` runs the forward pass in that dtype.
+    ``max_batch_rows`` rows of at most ``max_batch_tokens`` padded tokens run at a time; finished rows leave the batch
+    and waiting requests join it. With ``cache`` the keys and values of every prefix handle are kept as long as the
+    handle lives (``max_cached_tokens`` bounds them, least recently used first), so a branch pays for its new tokens
+    only. ``autocast`` runs the forward pass in that dtype.
 
     A request's draws depend on its seed alone, not on the other rows, up to the rounding of matrix products.
     Raises ``ConfigError`` for models whose attention it cannot cache.
@@ -84,8 +86,10 @@ class HFEngine:
 
     @property
     def max_context_tokens(self) -> int | None:
-        """Number of positions the model was made for."""
-        return getattr(self.model.config, "max_position_embeddings", None)
+        """Number of positions the model was made for, or within which its rotation does not depend on the length."""
+        config = text_config(self.model)
+        bounds = (getattr(config, "max_position_embeddings", None), exact_positions(config))
+        return min((bound for bound in bounds if bound is not None), default=None)
 
     def update_weights(self, version: int) -> None:
         """The trainer changed the shared weights: drop every cache, generate under the new version."""
@@ -99,28 +103,32 @@ class HFEngine:
         check_requests(requests, max_context_tokens=self.max_context_tokens)
         results: dict[int, Generation] = {}
         with self._lock, self._model_ready():
-            for indices in self._batches(requests):
-                rows = [requests[i] for i in indices]
-                store = PrefixStore() if self.store is None else self.store
-                self._prefill(store, [r.prefix for r in rows])
-                results.update(zip(indices, self._decode(store, rows), strict=True))
-                if self.store is not None and self.max_cached_tokens is not None:
-                    self.store.evict(self.max_cached_tokens)
+            running = Running(self._shape(), self._stops, self.end_ids, keep=self.store is not None)
+            waiting = deque(sorted(range(len(requests)), key=lambda i: _size(requests[i])))
+            while waiting or running.alive:
+                if running.wants_change:
+                    self._refill(running, waiting, requests)
+                ids, positions = running.columns()
+                finished = running.sample(self._forward(running.cache, ids, positions))
+                self.stats.decode_steps += 1
+                results.update((row.index, self._generation(row)) for row in finished)
+            if self.store is not None and self.max_cached_tokens is not None:
+                self.store.evict(self.max_cached_tokens)
         return [results[i] for i in range(len(requests))]
 
-    def _batches(self, requests: Sequence[Request]) -> Iterator[list[int]]:
-        """Indices of requests that run together: contexts of similar length, within the two limits."""
-        order = sorted(range(len(requests)), key=lambda i: (len(requests[i].prefix), requests[i].params.max_tokens))
-        batch: list[int] = []
-        longest = 0
-        for i in order:
-            longest = max(longest, len(requests[i].prefix) + requests[i].params.max_tokens)
-            if batch and (len(batch) == self.max_batch_rows or longest * (len(batch) + 1) > self.max_batch_tokens):
-                yield batch
-                batch, longest = [], len(requests[i].prefix) + requests[i].params.max_tokens
-            batch.append(i)
-        if batch:
-            yield batch
+    def _refill(self, running: Running, waiting: deque[int], requests: Sequence[Request]) -> None:
+        """Take finished rows out of the batch and waiting requests in, as many as the two limits allow."""
+        joining: list[tuple[int, Request]] = []
+        while waiting:
+            chosen = [*(request for _, request in joining), requests[waiting[0]]]
+            if not running.has_room(chosen, rows=self.max_batch_rows, tokens=self.max_batch_tokens):
+                break
+            joining.append((waiting[0], requests[waiting.popleft()]))
+        store = PrefixStore() if self.store is None else self.store
+        self._prefill(store, [request.prefix for _, request in joining])
+        running.change(joining, [_whole_context(store, request.prefix) for _, request in joining])
+        if self.store is not None and self.max_cached_tokens is not None:
+            self.store.evict(self.max_cached_tokens)
 
     @contextmanager
     def _model_ready(self) -> Iterator[None]:
@@ -210,153 +218,32 @@ class HFEngine:
                 store.append(node, cache.row(row, column, column + new))
                 column += new
 
-    # Decode --------------------------------------------------------------------------------------------------------
-
-    def _decode(self, store: PrefixStore, requests: list[Request]) -> list[Generation]:
-        """Sample all rows to their ends. The last token of each context is fed again, to get the first logits."""
-        shape = self._shape()
-        contexts = [_without_last(_held_context(store, r.prefix, whole=True)) for r in requests]
-        longest = max(r.params.max_tokens for r in requests)
-        cache = BatchCache(contexts, shape, room=min(longest, 64))
-        batch = _Batch(requests, self._stops, self.end_ids, shape.device)
-        ids = torch.tensor([_last_id(r.prefix) for r in requests], device=shape.device)[:, None]
-        positions = torch.tensor([len(r.prefix) - 1 for r in requests], device=shape.device)[:, None]
-        first = cache.past + 1  # Column of the first sampled token.
-        for step in range(longest):
-            drawn = batch.draw(self._forward(cache, ids, positions), step)
-            self.stats.decode_steps += 1
-            finished = batch.record(drawn, step)
-            for row in finished if self.store is not None else ():
-                batch.turns[batch.alive[row]].kv = cache.row(row, first, first + step)
-            alive = [row for row in range(cache.rows) if batch.running[row]]
-            if not alive:
-                break
-            ids, positions = drawn.tokens[:, None], positions + 1
-            if len(alive) <= 0.85 * cache.rows:
-                cache.keep(alive)
-                index = batch.keep(alive)
-                ids, positions = ids[index], positions[index]
-        return [self._generation(store, request, turn) for request, turn in zip(requests, batch.turns, strict=True)]
-
-    def _generation(self, store: PrefixStore, request: Request, turn: _Turn) -> Generation:
-        if not np.isfinite(turn.logprobs).all():
+    def _generation(self, row: Row) -> Generation:
+        request = row.request
+        if not np.isfinite(row.logprobs).all():
             raise EngineError(
-                f"request {request.key}: expected finite log-probs, found {turn.logprobs[:5]}; the weights diverged"
+                f"request {request.key}: expected finite log-probs, found {row.logprobs[:5]}; the weights diverged"
             )
-        continuation = request.prefix.extend(turn.ids)
-        if turn.kv is not None and turn.kv.shape[3]:
-            store.append(continuation, turn.kv)
-        self.stats.generated_tokens += len(turn.ids)
+        continuation = request.prefix.extend(row.ids)
+        if self.store is not None and row.kv is not None and row.kv.shape[3]:
+            self.store.append(continuation, row.kv)
+        row.kv = None
+        self.stats.generated_tokens += len(row.ids)
         return Generation(
-            ids=tuple(turn.ids),
-            logprobs=tuple(turn.logprobs),
-            finish_reason=turn.finish,
+            ids=tuple(row.ids),
+            logprobs=tuple(row.logprobs),
+            finish_reason=row.finish or "length",
             version=self._version,
             continuation=continuation,
-            entropies=tuple(turn.entropies),
+            entropies=tuple(row.entropies),
             entropy_kind="exact",
-            stop_string=turn.stop,
+            stop_string=row.stop,
         )
 
 
-@dataclass(slots=True)
-class _Turn:
-    """A row while it is being sampled."""
-
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)
-    finish: FinishReason = "length"
-    stop: str | None = None
-    kv: torch.Tensor | None = None
-
-
-class _Batch:
-    """Bookkeeping of the rows of one batch; ``alive`` maps a row of the tensors to its request."""
-
-    def __init__(
-        self, requests: Sequence[Request], stops: StopWatch, ends: frozenset[int], device: torch.device
-    ) -> None:
-        self.turns = [_Turn() for _ in requests]
-        self.alive = list(range(len(requests)))
-        self.running = [True] * len(requests)
-        self._limits = [r.params.max_tokens for r in requests]
-        self._stop_strings = [r.params.stop for r in requests]
-        self._watch = [stops.candidates(r.params.stop) for r in requests]
-        self._stops, self._ends = stops, ends
-        self._params = RowParams.of([r.params for r in requests], device)
-        width = max(self._limits)
-        draws = [np.pad(uniforms(r.seed, r.params.max_tokens), (0, width - r.params.max_tokens)) for r in requests]
-        self._uniforms = torch.tensor(np.stack(draws), device=device)
-
-    def draw(self, logits: torch.Tensor, step: int) -> Sampled:
-        """Sample the next token of every row."""
-        return sample(logits, self._uniforms[:, step], self._params)
-
-    def record(self, drawn: Sampled, step: int) -> list[int]:
-        """Take the sampled tokens in; returns the rows that finished with them."""
-        tokens, logprobs, entropies = (t.tolist() for t in (drawn.tokens, drawn.logprobs, drawn.entropies))
-        finished = []
-        for row, index in enumerate(self.alive):
-            if not self.running[row]:
-                continue
-            turn, token = self.turns[index], tokens[row]
-            turn.ids.append(token)
-            turn.logprobs.append(logprobs[row])
-            turn.entropies.append(entropies[row])
-            if token in self._ends:
-                turn.finish = "stop"
-            elif token in self._watch[index] and (stop := self._stops.match(turn.ids, self._stop_strings[index])):
-                turn.finish, turn.stop = "stop", stop
-            elif step + 1 < self._limits[index]:
-                continue
-            self.running[row] = False
-            finished.append(row)
-        return finished
-
-    def keep(self, rows: Sequence[int]) -> torch.Tensor:
-        """Go on with these rows only; returns them as an index."""
-        index = torch.tensor(rows, device=self._uniforms.device)
-        self.alive = [self.alive[row] for row in rows]
-        self.running = [True] * len(rows)
-        self._uniforms = self._uniforms[index]
-        self._params = self._params.select(index)
-        return index
-
-
-class StopWatch:
-    """Finds stop strings while tokens arrive, decoding only after tokens that can complete one."""
-
-    def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
-        self._tokenizer = tokenizer
-        self._vocabulary = vocabulary
-        self._texts: list[str] = []
-        self._candidates: dict[tuple[str, ...], frozenset[int]] = {}
-
-    def candidates(self, stops: tuple[str, ...]) -> frozenset[int]:
-        """Tokens whose text holds the last character of a stop string, or part of a character."""
-        if stops not in self._candidates:
-            self._candidates[stops] = self._find(stops)
-        return self._candidates[stops]
-
-    def _find(self, stops: tuple[str, ...]) -> frozenset[int]:
-        last = {stop[-1] for stop in stops if stop}
-        if not last:
-            return frozenset()
-        if any(char.isspace() for char in last):  # Some tokenizers drop a space when a token is decoded alone.
-            return frozenset(range(self._vocabulary))
-        if not self._texts:
-            self._texts = [decode(self._tokenizer, [i]) for i in range(self._vocabulary)]
-        last.add("\ufffd")
-        return frozenset(i for i, text in enumerate(self._texts) if not last.isdisjoint(text))
-
-    def match(self, ids: Sequence[int], stops: tuple[str, ...]) -> str | None:
-        """The stop string that the last token completed."""
-        # A token holds at least one byte of text, so this many reach back to the start of any stop string, with room
-        # for ids that stand for nothing.
-        reach = 2 * max(len(stop.encode("utf-8")) for stop in stops) + 8
-        found = find_stop(decode(self._tokenizer, ids[-reach:]), stops)
-        return None if found is None else found[1]
+def _size(request: Request) -> tuple[int, int]:
+    """Contexts of similar length run together."""
+    return len(request.prefix), request.params.max_tokens
 
 
 def _paths(missing: list[Prefix], store: PrefixStore) -> list[list[Prefix]]:
@@ -385,22 +272,18 @@ def _new_ids(path: Sequence[Prefix], store: PrefixStore) -> list[int]:
     return [i for node in path for i in node.ids[store.held(node) :]]
 
 
-def _held_context(store: PrefixStore, node: Prefix, *, whole: bool = False) -> list[torch.Tensor]:
+def _held_context(store: PrefixStore, node: Prefix) -> list[torch.Tensor]:
     """Keys and values of a node's context and what is held of its own tokens, from the start."""
     parts = [store.get(n) for n in reversed(list(node.ancestors()))]
-    held = [kv for kv in parts if kv is not None and kv.shape[3]]
-    if whole and sum(kv.shape[3] for kv in held) != node.length:
+    return [kv for kv in parts if kv is not None and kv.shape[3]]
+
+
+def _whole_context(store: PrefixStore, node: Prefix) -> list[torch.Tensor]:
+    """Keys and values of all of a node's tokens, from the start."""
+    held = _held_context(store, node)
+    if sum(kv.shape[3] for kv in held) != node.length:
         raise EngineError(f"expected the keys and values of {node.length} tokens; the prefix store lost some")
     return held
-
-
-def _without_last(context: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The context up to, not including, its last token."""
-    return [*context[:-1], context[-1][:, :, :, :-1]]
-
-
-def _last_id(prefix: Prefix) -> int:
-    return next(node.ids[-1] for node in prefix.ancestors() if node.ids)
 
 
 def _embedding(model: Any) -> torch.Tensor:
@@ -409,15 +292,11 @@ def _embedding(model: Any) -> torch.Tensor:
 
 
 def _check_model(model: Any) -> None:
-    """Refuse models whose attention is more than full causal attention over all earlier tokens."""
-    config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    soft_cap = getattr(config, "attn_logit_softcapping", None)
-    if kinds != {"full_attention"} or (window and not getattr(config, "layer_types", None)) or soft_cap:
+    """Refuse models whose attention is more than causal attention over earlier tokens, all or a window of them."""
+    if problem := attention_problem(model):
         raise ConfigError(
-            f"expected a model with full attention in every layer, found {type(model).__name__} with layers "
-            f"{sorted(kinds)}, sliding window {window}, soft cap {soft_cap}; use the vllm engine for it"
+            f"expected full attention or a sliding window in every layer, found {type(model).__name__} with {problem}; "
+            "use the vllm engine for it"
         )
 
 
@@ -429,13 +308,27 @@ def _cached_attention(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float | None = None,
-    **_: Any,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of new tokens ``(B, heads, n, D)`` over the batch cache, without copies for grouped heads."""
-    grouped = key.shape[1] != query.shape[1]
-    out = torch.nn.functional.scaled_dot_product_attention(
-        query.to(key.dtype), key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=grouped
-    )
+    """Attention of new tokens ``(B, heads, n, D)`` over the batch cache, without copies for grouped heads.
+
+    Columns are one position apart in every row, so a window counts columns; what is outside it stays in the cache.
+    """
+    for option in ("position_bias", "s_aux"):
+        if options.get(option) is not None:
+            raise ConfigError(f"{type(module).__name__} uses {option}, which the hf engine does not support; use vllm")
+    if sliding_window is not None and key.shape[2] > sliding_window and attention_mask is not None:
+        columns = torch.arange(key.shape[2], device=key.device)
+        attention_mask = attention_mask & (columns[-query.shape[2] :, None] - columns < sliding_window)
+    wide = query.to(key.dtype)
+    if softcap is not None:
+        out = capped_attention(wide, key, value, attention_mask, scaling=scaling, softcap=softcap)
+    else:
+        out = torch.nn.functional.scaled_dot_product_attention(
+            wide, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=key.shape[1] != query.shape[1]
+        )
     return out.to(query.dtype).transpose(1, 2), None
 
 

@@ -5,13 +5,14 @@ Shapes: ``L`` layers, ``B`` rows, ``H`` key-value heads, ``T`` columns (tokens),
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from transformers.cache_utils import Cache
 
+from turntree.agents.architecture import text_config
 from turntree.agents.engines.protocol import Prefix
 
 __all__ = ["BatchCache", "PrefixStore"]
@@ -87,15 +88,33 @@ class BatchCache(Cache):
 
     def __init__(self, contexts: Sequence[Sequence[torch.Tensor]], shape: KVShape, *, room: int) -> None:
         self.layers = []  # The base class keeps a list of layers; this cache has none.
-        lengths = [sum(kv.shape[3] for kv in context) for context in contexts]
-        self.past = self.filled = max(lengths, default=0)
-        self.starts = torch.tensor([self.past - n for n in lengths], device=shape.device)
-        self._kv = shape.empty(len(contexts), self.past + room)
-        for row, context in enumerate(contexts):
-            column = self.past - lengths[row]
-            self._kv[:, :, row, :, :column] = 0  # Padding is masked, but 0 * inf would still be a NaN.
+        self.past = self.filled = 0
+        self.starts = torch.zeros(0, dtype=torch.int64, device=shape.device)
+        self._shape = shape
+        self._kv = shape.empty(0, 0)
+        self.change([], contexts, room=room)
+
+    def change(self, kept: Sequence[int], contexts: Sequence[Sequence[torch.Tensor]], *, room: int) -> None:
+        """Go on with the rows ``kept`` and new rows behind them; a buffer with ``room`` free columns is made.
+
+        The last column filled stays the last one of every row, so contexts of any length may join rows of any length.
+        """
+        lengths = (self.filled - self.starts).tolist()
+        held = [int(lengths[row]) for row in kept]
+        added = [sum(kv.shape[3] for kv in context) for context in contexts]
+        old, width, filled = self._kv, max(held, default=0), self.filled
+        self.past = self.filled = max(held + added, default=0)
+        self.starts = torch.tensor([self.past - n for n in held + added], dtype=torch.int64, device=self._shape.device)
+        self._kv = self._shape.empty(len(held) + len(added), self.past + room)
+        # Padding is masked, but 0 * inf would still be a NaN.
+        self._kv[:, :, : len(held), :, : self.past - width] = 0
+        for place, row in enumerate(kept):
+            self._kv[:, :, place, :, self.past - width : self.past] = old[:, :, row, :, filled - width : filled]
+        for place, context in enumerate(contexts, start=len(held)):
+            column = self.past - added[place - len(held)]
+            self._kv[:, :, place, :, :column] = 0
             for kv in context:
-                self._kv[:, :, row, :, column : column + kv.shape[3]] = kv
+                self._kv[:, :, place, :, column : column + kv.shape[3]] = kv
                 column += kv.shape[3]
 
     @property
@@ -134,22 +153,20 @@ class BatchCache(Cache):
         causal = columns[None, :] <= columns[self.filled :, None]
         return (valid & causal[None]).unsqueeze(1)
 
+    def tail(self, row: int, columns: int) -> torch.Tensor:
+        """A copy of the last columns of one row: ``(L, 2, H, columns, D)``."""
+        return self.row(row, self.filled - columns, self.filled)
+
     def row(self, row: int, start: int, end: int) -> torch.Tensor:
         """A copy of the columns of one row: ``(L, 2, H, end - start, D)``."""
         return self._kv[:, :, row, :, start:end].clone()
-
-    def keep(self, rows: Iterable[int]) -> None:
-        """Go on with these rows only."""
-        index = torch.tensor(list(rows), device=self.starts.device)
-        self._kv = self._kv.index_select(2, index)
-        self.starts = self.starts.index_select(0, index)
 
 
 class KVShape:
     """Layers, heads, head dimension, dtype and device of a model's keys and values."""
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
-        config = model.config
+        config = text_config(model)
         self.layers: int = config.num_hidden_layers
         self.heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -46,11 +46,6 @@ class RowParams:
             top_p=top_p if any(p.top_p < 1 for p in params) else None,
         )
 
-    def select(self, rows: torch.Tensor) -> RowParams:
-        """The parameters of some rows."""
-        parts = (self.temperatures, self.greedy, self.top_k, self.top_p)
-        return RowParams(*(None if part is None else part[rows] for part in parts))
-
 
 def uniforms(seed: int, count: int) -> NDArray[np.float64]:
     """The first ``count`` uniform numbers in [0, 1) of a request: one a token, a function of the seed alone."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from turntree.agents.engines import Engine, Generation, HFEngine, Prefix, Request, SamplingParams
+from turntree.agents.engines.kv import BatchCache
 from turntree.agents.tiny import build_tiny_model, build_tokenizer
 from turntree.agents.tokenizer import ByteTokenizer, decode, encode
 from turntree.errors import ConfigError, EngineError
@@ -381,16 +382,111 @@ def test_diverged_weights_are_an_error(tokenizer: Any) -> None:
         HFEngine(model, tokenizer).generate([Request(Prefix([5]), SamplingParams(3), seed=0)])
 
 
-def test_sliding_window_models_are_refused() -> None:
-    import transformers
+WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral": ("Mistral", {"sliding_window": 6}),
+    "qwen2": (
+        "Qwen2",
+        {
+            "sliding_window": 6,
+            "use_sliding_window": True,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    "gemma2": ("Gemma2", {"sliding_window": 6, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma3": ("Gemma3", {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}),
+}
 
-    make: Any = transformers.MistralForCausalLM
-    config = transformers.MistralConfig(
-        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, sliding_window=8,
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_sliding_windows_and_caps(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against transformers' own eager attention; contexts are several windows long."""
+    import transformers as tf
+
+    name, options = WINDOWED[family]
+    config = getattr(tf, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")(
+        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, initializer_range=0.2, eos_token_id=None, bos_token_id=None, **options,
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="full attention"):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = getattr(tf, f"{name}ForCausalLM")(config).eval()
+    model.config._attn_implementation = "eager"
+    monkeypatch.setattr("turntree.agents.engines.hf._PREFILL_COLUMNS", 9)
+    engine = HFEngine(model, ByteTokenizer())
+    nodes = grow_chain(engine, Prefix(prompt(3, 19)), 2)
+    requests = [Request(node, SamplingParams(7), seed=i) for i, node in enumerate(nodes * 2)]
+    for request, got in zip(requests, engine.generate(requests), strict=True):
+        assert_like_plain(model, request, got)
+
+
+def test_attention_that_is_more_than_causal_is_refused() -> None:
+    import transformers as tf
+
+    make: Any = tf.GptOssForCausalLM
+    config = tf.GptOssConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=2, head_dim=8,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="GptOssForCausalLM with attention sinks; use the vllm engine"):
         HFEngine(make(config), ByteTokenizer())
+
+
+def test_rotations_that_depend_on_the_length_bound_the_context() -> None:
+    import transformers as tf
+
+    make: Any = tf.LlamaForCausalLM
+    rotation = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    config = tf.LlamaConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        max_position_embeddings=32, rope_parameters=rotation,
+    )  # fmt: skip
+    assert HFEngine(make(config), ByteTokenizer()).max_context_tokens == 32
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 16}
+    config.rope_parameters = {**longrope, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    assert HFEngine(make(config), ByteTokenizer()).max_context_tokens == 16
+
+
+def test_waiting_requests_join_as_rows_finish(model: Any, tokenizer: Any) -> None:
+    """Two rows of 24 tokens and twenty of 2, three at a time: the short ones take turns beside the long ones."""
+    params = [SamplingParams(24 if i < 2 else 2) for i in range(22)]
+    requests = [Request(Prefix(prompt(i, 3 + (7 * i) % 19)), p, seed=i) for i, p in enumerate(params)]
+    engine = HFEngine(model, tokenizer, max_batch_rows=3)
+    engine.end_ids = frozenset()
+    together = engine.generate(requests)
+    assert [len(g.ids) for g in together] == [p.max_tokens for p in params]
+    assert engine.stats.decode_steps <= 40  # 88 rows' steps by three are at least 30
+    for request, got in zip(requests, together, strict=True):
+        alone = HFEngine(model, tokenizer, cache=False)
+        alone.end_ids = frozenset()
+        assert got.ids == alone.generate([request])[0].ids
+        assert_like_plain(model, request, got)
+        assert got.continuation.token_ids() == request.prefix.token_ids() + list(got.ids)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_the_bound_on_padded_tokens_holds_as_rows_join(
+    model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, cache: bool
+) -> None:
+    sizes: list[int] = []
+    plain = BatchCache.mask
+
+    def watched(self: BatchCache, queries: int) -> torch.Tensor:
+        if queries == 1:
+            sizes.append(self.rows * (self.filled + 1))
+        return plain(self, queries)
+
+    monkeypatch.setattr(BatchCache, "mask", watched)
+    rng = np.random.default_rng(0)
+    requests = [
+        Request(Prefix(prompt(i, int(rng.integers(1, 60)))), SamplingParams(int(rng.integers(1, 20))), seed=i)
+        for i in range(20)
+    ]
+    engine = HFEngine(model, tokenizer, max_batch_tokens=200, max_cached_tokens=50, cache=cache)
+    for request, got in zip(requests, engine.generate(requests), strict=True):
+        assert_like_plain(model, request, got)
+    assert 79 < max(sizes) <= 200
+    if engine.store is not None:
+        assert engine.store.tokens <= 50
 
 
 @pytest.mark.parametrize("temperature", [math.nan, math.inf, -0.5])
