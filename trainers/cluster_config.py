@@ -23,7 +23,7 @@ class ClusterConfig:
     mode: str = opt("sync", "sync, or one_step_off: the next rollout is grown while the trainer updates.")
     staleness: int | None = opt(None, "updates that a tree's oldest turn may lie behind (null: 0, or 1 one_step_off).")
     prompts_per_task: int | None = opt(None, "prompts that a worker is given at a time (null: equal parts).")
-    restarts: int = opt(3, "lost workers that are started anew in a run.")
+    restarts: int = opt(8, "lost workers that are started anew in a run.")
     timeout_s: float = opt(1800.0, "seconds without a finished tree after which a busy worker counts as lost.")
     start_timeout_s: float = opt(600.0, "seconds that workers may take to start.")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -47,7 +46,7 @@ def test_a_lost_machine_costs_no_tree_and_a_new_one_takes_its_place(cluster: Any
     generate_world("quickstart", seed=0, split="train", entities=80, questions=20).save(world)
     nodes = {node.node_id: node for node in (cluster.add_node(num_cpus=1), cluster.add_node(num_cpus=1))}
     kit = ScriptedKit(str(world))
-    config = ClusterConfig(name="ray", address=cluster.address, workers=2, placement="strict_spread", restarts=2)
+    config = ClusterConfig(name="ray", address=cluster.address, workers=2, placement="strict_spread", restarts=8)
     fault.write_text("hang", encoding="utf-8")
     pool = WorkerPool(config, KIT, (str(world), str(fault)))
     removed: list[str] = []
@@ -73,7 +72,7 @@ def test_a_lost_machine_costs_no_tree_and_a_new_one_takes_its_place(cluster: Any
         cluster.add_node(num_cpus=1)
         pool.publish(None, 1)
         waiting = next(seat for seat in pool.seats if not seat.started)
-        assert any(pool.settle(waiting, timeout_s=5.0) for _ in range(30))
+        assert any(pool.settle(waiting, timeout_s=5.0) for _ in range(60))
         rollout = grown(kit.prompts(8, first=8))
         assert grown.take_metrics()["cluster/workers"] == 2
         assert {n.version for g in rollout.groups for t in g.trees for n in t.nodes() if n.turn_ids} == {1}
@@ -89,8 +88,8 @@ def test_workers_that_do_not_fit_are_an_error_that_says_what_is_free(cluster: An
         WorkerPool(config, KIT, (str(tmp_path),)).publish(None, 0)
 
 
-def test_a_cluster_that_is_not_there() -> None:
-    os.environ.pop("RAY_ADDRESS", None)
-    config = ClusterConfig(name="ray", address="127.0.0.1:1", workers=1)
-    with pytest.raises(EngineError, match="no Ray cluster let this process in"):
-        WorkerPool(config, KIT, ()).publish(None, 0)
+def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    with pytest.raises(EngineError, match=r"cluster.address=auto: no Ray cluster let this process in .* `ray start"):
+        WorkerPool(ClusterConfig(name="ray", address="auto"), KIT, ()).publish(None, 0)
