@@ -64,6 +64,7 @@ wheel: venv
 smoke: venv-vllm
 	$(BIN)/python tests/check_quickstart.py
 	$(BIN)/python tests/check_vllm.py
+	$(BIN)/python tests/check_deepspeed.py
 	$(BIN)/python tests/check_ray.py
 
 test: lint types unit wheel smoke

@@ -191,8 +191,8 @@ def moments(run: Path) -> dict[str, torch.Tensor]:
 
 def test_sft_in_two_ranks_is_sft_in_one(bed: Any, tmp_path: Path, environment: dict[str, str]) -> None:
     options = [
-        f"model.path={bed.model}", f"env.questions={bed.world}",
-        "env.grammar=turntree.envs.worlds.grammar:WorldGrammar", "search.top_k=1", "sft.steps=4", "sft.demonstrations=12", "sft.batch_size=6", "trainer.max_pack_tokens=400",
+        f"model.path={bed.model}", f"env.questions={bed.world}", "search.top_k=1", "sft.steps=4", "sft.batch_size=6",
+        "env.grammar=turntree.envs.worlds.grammar:WorldGrammar", "sft.demonstrations=12", "trainer.max_pack_tokens=400",
         "sampling.max_context_tokens=1000", "trainer.threads=1",
     ]  # fmt: skip
     spread = ["trainer.strategy=deepspeed", "trainer.ranks=2", "deepspeed.stage=3"]
