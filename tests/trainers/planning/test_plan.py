@@ -205,7 +205,7 @@ PRESETS: dict[str, tuple[str, Machine, int | None]] = {
     "one_gpu": ("Qwen3-1.7B", Machine(200 * GB, 16, 1, 80 * GB), None),
     "at2po_8gpu": ("Qwen3-4B", H100, None),
     "tree_grpo_8gpu": ("Qwen2.5-3B", H100, None),
-    "several_machines": ("Qwen3-8B", Machine(2000 * GB, 128, 8, 80 * GB, 2), 8),
+    "several_machines": ("Qwen3-8B", Machine(2000 * GB, 128, 8, 80 * GB, 2), None),
 }
 
 
