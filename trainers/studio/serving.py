@@ -17,7 +17,7 @@ from turntree.trainers.studio.guard import is_loopback
 
 import uvicorn  # isort: skip
 
-__all__ = ["StudioSettings", "serve_studio"]
+__all__ = ["StudioSettings", "bind", "serve_studio"]
 
 DEFAULT_PORT = 8320
 _KEY_BYTES = 24
@@ -68,7 +68,7 @@ def serve_studio(root: Path, settings: StudioSettings, *, ready: Callable[[str],
     """
     studio = Studio(Library(root), fork=settings.fork, model=settings.model)
     key = settings.key()
-    listener = _bind(settings)
+    listener = bind(settings)
     port = listener.getsockname()[1]
     hosts = frozenset() if is_loopback(settings.host) else _reachable(settings.host)
     # Browsers share cookies between the ports of a host: the port keeps two studios apart.
@@ -90,7 +90,8 @@ def _reachable(host: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _bind(settings: StudioSettings) -> socket.socket:
+def bind(settings: StudioSettings) -> socket.socket:
+    """The listening socket. Raises ``ConfigError`` where the address cannot be taken."""
     wanted = [DEFAULT_PORT, 0] if settings.port is None else [settings.port]
     for port in wanted:
         try:

@@ -7,8 +7,10 @@ import { html, useCallback, useEffect, useRef, useState } from "/static/vendor/v
 const NUMBERS = ["step", "tree", "vstep", "vtree"];
 
 /** The place that the URL names: {run, step, tree, node, tab, colour, vstep, vtree, side}; absent where it does not. */
-export function readPlace() {
-  const query = location.hash.replace(/^#\/?\??/, "");
+export const readPlace = () => placeOf(location.hash);
+
+function placeOf(hash) {
+  const query = hash.replace(/^#\/?\??/, "");
   const place = {};
   for (const [name, value] of new URLSearchParams(query)) {
     place[name] = NUMBERS.includes(name) ? Math.max(0, parseInt(value, 10) || 0) : value;
@@ -24,19 +26,42 @@ export function linkTo(place) {
   return `#/?${query}`;
 }
 
-/** [place, go]: go({node: "0.1"}) changes parts of it; `{replace: true}` leaves no step in the browser's history. */
+const SETTLE_MS = 120;
+
+/**
+ * [place, go]: go({node: "0.1"}) changes parts of it; `{replace: true}` leaves no step in the browser's history.
+ *
+ * The page follows at once; the address follows when it settles, since browsers refuse to write it at the pace of a
+ * held arrow key.
+ */
 export function usePlace() {
   const [place, setPlace] = useState(readPlace);
+  const now = useRef(place);
+  const writing = useRef({ timer: 0, push: false });
   useEffect(() => {
-    const read = () => setPlace(readPlace());
+    const read = () => {
+      clearTimeout(writing.current.timer);
+      now.current = readPlace();
+      setPlace(now.current);
+    };
     addEventListener("hashchange", read);
-    return () => removeEventListener("hashchange", read);
+    addEventListener("popstate", read);
+    return () => {
+      removeEventListener("hashchange", read);
+      removeEventListener("popstate", read);
+    };
   }, []);
   const go = useCallback((change, { replace = false } = {}) => {
-    const link = linkTo({ ...readPlace(), ...change });
-    if (link === location.hash) return;
-    history[replace ? "replaceState" : "pushState"](null, "", link);
-    setPlace(readPlace());
+    const link = linkTo({ ...now.current, ...change });
+    if (link === linkTo(now.current)) return;
+    now.current = placeOf(link);
+    setPlace(now.current);
+    clearTimeout(writing.current.timer);
+    writing.current.push ||= !replace;
+    writing.current.timer = setTimeout(() => {
+      history[writing.current.push ? "pushState" : "replaceState"](null, "", link);
+      writing.current.push = false;
+    }, SETTLE_MS);
   }, []);
   return [place, go];
 }

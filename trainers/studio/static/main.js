@@ -27,6 +27,7 @@ function Desk({ known }) {
   const run = known.runs.some((item) => item.id === place.run) ? place.run : known.runs[0].id;
   const polled = useAsk("steps", { run }, useTicks(POLL_MS));
   const steps = useMemo(() => polled.data?.steps ?? [], [polled.data]);
+  const live = polled.data?.live ?? false;
   const last = steps.at(-1)?.step;
   const [follow, setFollow] = useStored("follow", false);
   const step = place.step ?? last;
@@ -59,8 +60,9 @@ function Desk({ known }) {
       <button class="ask" onClick=${() => setPanel("search")}>Search all text <kbd>/</kbd></button>
       <button class="icon" title=${`Colours: ${theme}  t`} aria-label=${`Colour theme: ${theme}`} onClick=${() => setTheme(nextTheme(theme))}>${{ auto: "◐", light: "☀", dark: "☾" }[theme]}</button>
       <button class="icon" title="Keys  ?" aria-label="Keyboard help" onClick=${() => setPanel("help")}>?</button></header>
-    <${Sidebar} runs=${known.runs} run=${run} steps=${steps} live=${polled.data?.live ?? false} step=${step} trees=${trees} treesState=${list}
-      index=${index} go=${(...change) => { setAside(false); go(...change); }} follow=${follow} setFollow=${setFollow} />
+    ${useMemo(() => html`<${Sidebar} runs=${known.runs} run=${run} steps=${steps} live=${live} step=${step} trees=${trees} failure=${list.error}
+      index=${index} go=${(...change) => { setAside(false); go(...change); }} follow=${follow} setFollow=${setFollow} />`,
+    [known, run, steps, live, step, trees, list.error, index, follow])}
     <main>${polled.error ? html`<${Notice} kind="error" title="This run cannot be read">${polled.error}</${Notice}>`
       : step === undefined ? (polled.data ? html`<${Waiting} live=${polled.data.live} />` : html`<${Loading} />`)
       : index === undefined ? (list.error ? html`<${Notice} kind="error" title="This step cannot be shown">${list.error}</${Notice}>`
@@ -157,12 +159,12 @@ function Toolbar({ tree, tools, colour, setColour, density, setDensity, at, go, 
       <button title="Open all branches  e" onClick=${() => tools.current.everything(false)}>Expand</button></span>
     ${siblings.length > 1 && html`<label class="tight" title="Trees of the same prompt">tree <select value=${summary.index} onChange=${(event) => go({ tree: Number(event.target.value), step: at.step, node: undefined })}>
       ${siblings.map((index, i) => html`<option value=${index}>${i + 1} of ${siblings.length}</option>`)}</select></label>`}
-    <span class="push"></span>${failure && html`<span class="bad small" role="alert">${failure}</span>`}
-    <span class="anchor"><button aria-expanded=${panel === "same"} aria-pressed=${two} title="The same question at another step  s" onClick=${() => flip("same")}>Compare steps</button>
+    ${failure && html`<span class="bad small" role="alert">${failure}</span>`}
+    <div class="ends"><span class="anchor"><button aria-expanded=${panel === "same"} aria-pressed=${two} title="The same question at another step  s" onClick=${() => flip("same")}>Compare steps</button>
       ${panel === "same" && html`<${SameQuestion} place=${at} go=${(change) => go({ ...change, run: at.run, step: at.step, tree: at.tree })} onClose=${() => setPanel("")} />`}</span>
     <span class="anchor"><button aria-expanded=${panel === "export"} aria-haspopup="menu" onClick=${() => flip("export")}>Export</button>
       ${panel === "export" && html`<div class="popover menu" role="menu">${[["svg", "SVG picture"], ["png", "PNG picture"], ["json", "JSON, as stored"], ["html", "One HTML file"]]
-        .map(([kind, text]) => html`<button role="menuitem" onClick=${() => save(kind)}>${text}</button>`)}</div>`}</span>
+        .map(([kind, text]) => html`<button role="menuitem" onClick=${() => save(kind)}>${text}</button>`)}</div>`}</span></div>
   </div>`;
 }
 

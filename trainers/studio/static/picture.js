@@ -161,10 +161,12 @@ function Branches({ layout, size, path }) {
     const parent = layout.places.get(box.node.parent);
     const [x0, x1] = [parent.x + size.width, box.x];
     const middle = (x0 + x1) / 2;
-    return html`<path key=${box.node.id} class=${path.has(box.node.id) ? "on" : ""}
+    return html`<${Branch} key=${box.node.id} on=${path.has(box.node.id)}
       d=${`M${x0},${parent.y}C${middle},${parent.y} ${middle},${box.y} ${x1},${box.y}`} />`;
   })}</g>`;
 }
+
+const Branch = ({ on, d }) => useMemo(() => html`<path class=${on ? "on" : ""} d=${d} />`, [on, d]);
 
 function Card({ box, size, dense, look, selected, onPath, id, act }) {
   const { node } = box;
@@ -175,7 +177,8 @@ function Card({ box, size, dense, look, selected, onPath, id, act }) {
   const name = root ? "prompt" : kindName(node.kind);
   const right = verdictText(node);
   const label = `${node.id}, ${name}${right ? `, ${right}` : ""}: ${gist(node).slice(0, 120)}`;
-  return html`<g class=${classes} id=${id} role="treeitem" aria-label=${label} aria-selected=${selected} aria-level=${node.depth + 1}
+  // The same answer draws nothing: of a large tree, a step from card to card changes a few.
+  return useMemo(() => html`<g class=${classes} id=${id} role="treeitem" aria-label=${label} aria-selected=${selected} aria-level=${node.depth + 1}
       aria-expanded=${node.children.length ? !box.hidden : undefined} data-node=${node.id}
       transform=${`translate(${box.x},${box.y - size.height / 2})`}
       onClick=${() => act.current.onSelect(node.id)} onDblClick=${() => node.children.length && act.current.toggle(node.id)}>
@@ -185,7 +188,7 @@ function Card({ box, size, dense, look, selected, onPath, id, act }) {
     ${dense === "roomy" ? html`<${Roomy} node=${node} size=${size} name=${name} right=${right} how=${how} />`
       : html`<${Compact} node=${node} size=${size} right=${right} how=${how} />`}
     ${node.children.length > 0 && html`<${Handle} box=${box} size=${size} act=${act} />`}
-  </g>`;
+  </g>`, [box, size, dense, classes, id]);
 }
 
 function Roomy({ node, size, name, right, how }) {
@@ -200,7 +203,7 @@ function Roomy({ node, size, name, right, how }) {
 }
 
 function Compact({ node, size, right, how }) {
-  const room = size.width - 42 - (right ? right.length * 7 + 8 : node.children.length * 6 && 6);
+  const room = size.width - 42 - (right ? right.length * 7 + 12 : node.children.length * 6 && 6);
   return html`<path class="sign" d=${sign(node)} transform="translate(13,6)" />
     <text class="gist" x="31" y="16">${clip(gist(node), room, 12)}</text>
     <text class=${`verdict ${how ?? ""}`} x=${size.width - 8} y="16" text-anchor="end">${right}</text>`;
@@ -252,8 +255,8 @@ function Overview({ layout, size, view }) {
     view.centre((event.clientX - area.left - MAP.margin) / k, (event.clientY - area.top - MAP.margin) / k - size.height / 2);
   };
   return html`<svg class="overview" ref=${map} width=${width} height=${height} aria-hidden="true" onPointerDown=${jump} onPointerMove=${jump}>
-    ${layout.boxes.map((box) => html`<rect key=${box.node.id} class=${`dot ${outcome(box.node) ?? "open"}`} x=${box.x * k + MAP.margin}
-      y=${box.y * k + MAP.margin} width=${Math.max(2, size.width * k)} height=${Math.max(1, size.height * k * 0.8)} />`)}
+    ${useMemo(() => layout.boxes.map((box) => html`<rect key=${box.node.id} class=${`dot ${outcome(box.node) ?? "open"}`} x=${box.x * k + MAP.margin}
+      y=${box.y * k + MAP.margin} width=${Math.max(2, size.width * k)} height=${Math.max(1, size.height * k * 0.8)} />`), [layout, size])}
     <rect class="seen" ref=${rect} rx="2" />
   </svg>`;
 }

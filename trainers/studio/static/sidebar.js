@@ -3,11 +3,11 @@
 import { html, useMemo } from "/static/vendor/vendor.js";
 import { Loading, Notice, count, num, plural, useStored } from "/static/base.js";
 
-export function Sidebar({ runs, run, steps, live, step, trees, treesState, index, go, follow, setFollow }) {
+export function Sidebar({ runs, run, steps, live, step, trees, failure, index, go, follow, setFollow }) {
   return html`<aside class="sidebar" aria-label="Runs, steps and trees">
     <${RunChoice} runs=${runs} run=${run} live=${live} go=${go} />
     <${Steps} steps=${steps} step=${step} go=${go} live=${live} follow=${follow} setFollow=${setFollow} />
-    <${Trees} key=${run} trees=${trees} state=${treesState} index=${index} step=${step} go=${go} />
+    <${Trees} key=${run} trees=${trees} failure=${failure} index=${index} step=${step} go=${go} />
   </aside>`;
 }
 
@@ -110,7 +110,7 @@ export function filterTrees(trees, filters) {
   return trees.filter(keep).sort(ORDERS[filters.order][1]);
 }
 
-function Trees({ trees, state, index, step, go }) {
+function Trees({ trees, failure, index, step, go }) {
   const [filters, setFilters] = useStored("filters", EMPTY);
   const known = { ...EMPTY, ...filters };
   const shown = useMemo(() => filterTrees(trees ?? [], known), [trees, filters]);
@@ -135,7 +135,7 @@ function Trees({ trees, state, index, step, go }) {
         <select aria-label="Order" value=${known.order} onChange=${(event) => set({ order: event.target.value })}>
           ${Object.entries(ORDERS).map(([name, [text]]) => html`<option value=${name}>${text}</option>`)}</select></div>
     </div>
-    ${state.error ? html`<${Notice} kind="error" title="This step cannot be shown">${state.error}</${Notice}>`
+    ${failure ? html`<${Notice} kind="error" title="This step cannot be shown">${failure}</${Notice}>`
       : !trees ? html`<${Loading} what="Reading trees" />`
       : !trees.length ? html`<${Notice} title="No trees in this step" />`
       : !shown.length ? html`<${Notice} title="No tree passes these filters" />`
@@ -150,7 +150,7 @@ function Row({ tree, selected, step, go }) {
     <button onClick=${open} data-tree=${tree.index}>
       <span class="question" dir="auto">${tree.question || "(no text)"}</span>
       <span class="row small"><b class="figure">${num(tree.mean)}</b><${Share} tree=${tree} />
-        <span class="soft push">${plural(tree.leaves, "leaf", "leaves")} · depth ${tree.depth}${tree.failed ? ` · ${tree.failed} failed` : ""}</span></span>
+        <span class="soft push">${tree.failed ? `${tree.failed} failed · ` : ""}${plural(tree.leaves, "leaf", "leaves")} · depth ${tree.depth}</span></span>
     </button></li>`;
 }
 
