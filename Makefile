@@ -12,13 +12,14 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: venv venv-vllm vllm-cpu quickstart lint types test unit wheel smoke test-slow test-gpu bench clean help
+.PHONY: docs venv venv-vllm vllm-cpu quickstart lint types test unit wheel smoke test-slow test-gpu bench clean help
 
 help:
 	@echo "make quickstart   cold start, tree rollouts, updates, evaluation on a generated world (minutes, CPU)"
 	@echo "make test         lint, types, unit tests and laws, wheel, quickstart smoke"
 	@echo "make test-slow    what takes longer: kill tests, real model, benchmarks in --quick form"
 	@echo "make test-gpu     what needs a GPU (skipped, with the reason, where there is none)"
+	@echo "make docs         the documentation as a site in site/; warnings are errors"
 	@echo "make venv         only the set-up: .venv/bin/turntree, .venv/bin/python"
 	@echo "make venv-vllm    the set-up with vLLM for CPU machines (engine=vllm); with a GPU: pip install 'turntree[vllm]'"
 
@@ -66,6 +67,9 @@ smoke: venv-vllm
 	$(BIN)/python tests/check_vllm.py
 	$(BIN)/python tests/check_deepspeed.py
 	$(BIN)/python tests/check_ray.py
+	@command -v chromium > /dev/null || (timeout 300 apt-get update -qq && timeout 300 apt-get install -y -qq --no-install-recommends chromium) > /dev/null 2>&1 \
+		|| echo "chromium could not be installed; the browser smoke needs it"
+	$(BIN)/python tests/check_browser.py
 
 test: lint types unit wheel smoke
 
@@ -77,5 +81,8 @@ test-slow: venv-vllm
 test-gpu: venv
 	$(PYTEST) -ra tests/gpu $(ARGS)
 
+docs: venv
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 clean:
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
