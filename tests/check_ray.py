@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from cluster_kits import PLAN, ScriptedKit, fingerprint
 
 from turntree.envs.worlds import generate_world
 from turntree.trainers.cluster.connect import Connection, connect
@@ -20,6 +18,9 @@ from turntree.trainers.cluster.pool import WorkerPool
 from turntree.trainers.cluster.rollout import ClusterRollout
 from turntree.trainers.cluster_config import ClusterConfig
 
+sys.path.insert(0, str(Path(__file__).parent))  # workers get this path, and cluster_kits from it
+
+kits: Any = importlib.import_module("cluster_kits")
 KIT = "cluster_kits:ScriptedKit"
 
 
@@ -69,18 +70,18 @@ def check_loopback() -> None:
 
 def check_rollouts(cluster: ClusterConfig, folder: Path) -> None:
     world, fault = folder / "world", folder / "fault"
-    kit = ScriptedKit(str(world))
+    kit = kits.ScriptedKit(str(world))
     prompts = kit.prompts(8)
     local = kit.roll(prompts)
     fault.write_text("kill", encoding="utf-8")
     pool = WorkerPool(cluster, KIT, (str(world), str(fault)))
     try:
         pool.publish(None, 0)
-        grown = ClusterRollout(pool, PLAN)
+        grown = ClusterRollout(pool, kits.PLAN)
         rollout = grown(prompts)
         check_loopback()
         check(not fault.exists(), "no worker was killed")
-        check(fingerprint(rollout) == fingerprint(local), "the trees differ from those of one process")
+        check(kits.fingerprint(rollout) == kits.fingerprint(local), "the trees differ from those of one process")
         check(grown.take_metrics()["cluster/requeued_trees"] > 0, "the lost worker's trees were not handed out again")
         pool.publish(lambda: {"weight": torch.zeros(3)}, 1)
         again = grown(prompts[:2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from turntree.trainers.store import TreeStore
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # workers get this path, and cluster_kits from it
 
-from cluster_kits import PLAN, ScriptedKit, fingerprint
+kits: Any = importlib.import_module("cluster_kits")
 
 pytestmark = pytest.mark.slow
 
@@ -67,12 +68,10 @@ def two(**options: Any) -> ClusterConfig:
     return ClusterConfig(name="ray", workers=2, **options)
 
 
-def grow_on(
-    pool: WorkerPool, count: int = 8, *, kit: ScriptedKit, version: int = 0
-) -> tuple[Rollout, dict[str, float]]:
+def grow_on(pool: WorkerPool, count: int = 8, *, kit: Any, version: int = 0) -> tuple[Rollout, dict[str, float]]:
     try:
         pool.publish(None, version)
-        grown = ClusterRollout(pool, PLAN)
+        grown = ClusterRollout(pool, kits.PLAN)
         return grown(kit.prompts(count)), grown.take_metrics()
     finally:
         pool.close()
@@ -84,10 +83,10 @@ def grow_on(
 @pytest.mark.usefixtures("ray_here")
 @pytest.mark.parametrize("each", [None, 1, 3])
 def test_workers_grow_the_trees_of_one_process(world: Path, each: int | None) -> None:
-    kit = ScriptedKit(str(world))
+    kit = kits.ScriptedKit(str(world))
     local = kit.roll(kit.prompts(8))
     rollout, metrics = grow_on(WorkerPool(two(prompts_per_task=each), KIT, (str(world),)), kit=kit)
-    assert fingerprint(rollout) == fingerprint(local)
+    assert kits.fingerprint(rollout) == kits.fingerprint(local)
     counts = dataclasses.replace(rollout.stats, tool_attempts=local.stats.tool_attempts)
     assert counts == local.stats  # identical calls of a batch are handed to tools once, and batches differ
     assert metrics["cluster/requeued_trees"] == metrics["cluster/doubled_trees"] == metrics["cluster/age/max"] == 0
@@ -95,10 +94,10 @@ def test_workers_grow_the_trees_of_one_process(world: Path, each: int | None) ->
 
 @pytest.mark.usefixtures("ray_here")
 def test_a_killed_worker_costs_no_tree_and_doubles_none(world: Path, tmp_path: Path) -> None:
-    kit, fault = ScriptedKit(str(world)), tmp_path / "fault"
+    kit, fault = kits.ScriptedKit(str(world)), tmp_path / "fault"
     fault.write_text("kill", encoding="utf-8")
     rollout, metrics = grow_on(WorkerPool(two(), KIT, (str(world), str(fault))), kit=kit)
-    assert fingerprint(rollout) == fingerprint(kit.roll(kit.prompts(8)))
+    assert kits.fingerprint(rollout) == kits.fingerprint(kit.roll(kit.prompts(8)))
     assert 0 < metrics["cluster/requeued_trees"] < 24  # what had arrived is not grown again
     assert metrics["cluster/restarts"] == 1
     assert metrics["cluster/doubled_trees"] == 0
@@ -106,16 +105,16 @@ def test_a_killed_worker_costs_no_tree_and_doubles_none(world: Path, tmp_path: P
 
 @pytest.mark.usefixtures("ray_here")
 def test_a_worker_that_hangs_is_taken_for_lost(world: Path, tmp_path: Path) -> None:
-    kit, fault = ScriptedKit(str(world)), tmp_path / "fault"
+    kit, fault = kits.ScriptedKit(str(world)), tmp_path / "fault"
     fault.write_text("hang", encoding="utf-8")
     rollout, metrics = grow_on(WorkerPool(two(timeout_s=20.0), KIT, (str(world), str(fault))), kit=kit)
-    assert fingerprint(rollout) == fingerprint(kit.roll(kit.prompts(8)))
+    assert kits.fingerprint(rollout) == kits.fingerprint(kit.roll(kit.prompts(8)))
     assert metrics["cluster/restarts"] >= 1
 
 
 @pytest.mark.usefixtures("ray_here")
 def test_without_restarts_the_last_lost_worker_ends_the_run(world: Path, tmp_path: Path) -> None:
-    kit, fault = ScriptedKit(str(world)), tmp_path / "fault"
+    kit, fault = kits.ScriptedKit(str(world)), tmp_path / "fault"
     fault.write_text("kill", encoding="utf-8")
     pool = WorkerPool(ClusterConfig(name="ray", workers=1, restarts=0), KIT, (str(world), str(fault)))
     with pytest.raises(EngineError, match=r"all 1 rollout workers are lost .* resume=true"):
@@ -124,17 +123,17 @@ def test_without_restarts_the_last_lost_worker_ends_the_run(world: Path, tmp_pat
 
 @pytest.mark.usefixtures("ray_here")
 def test_errors_of_the_users_own_code_arrive_as_themselves(world: Path, tmp_path: Path) -> None:
-    kit, fault = ScriptedKit(str(world)), tmp_path / "fault"
+    kit, fault = kits.ScriptedKit(str(world)), tmp_path / "fault"
     fault.write_text("raise", encoding="utf-8")
     with pytest.raises(ConfigError, match="broke its contract"):
         grow_on(WorkerPool(two(), KIT, (str(world), str(fault))), kit=kit)
     with pytest.raises(ConfigError, match="nobody"):
-        grow_on(WorkerPool(two(), "cluster_kits:nobody"), kit=kit)
+        grow_on(WorkerPool(two(), "cluster_kits:nobody", ()), kit=kit)
 
 
 @pytest.mark.usefixtures("ray_here")
 def test_trees_beyond_the_bound_are_dropped_and_counted(world: Path) -> None:
-    kit = ScriptedKit(str(world))
+    kit = kits.ScriptedKit(str(world))
     pool = WorkerPool(two(), KIT, (str(world), "", True))  # its engine stays at version 0
     rollout, metrics = grow_on(pool, kit=kit, version=2)
     assert rollout.groups == ()
@@ -148,16 +147,16 @@ def test_trees_beyond_the_bound_are_dropped_and_counted(world: Path) -> None:
 
 @pytest.mark.usefixtures("ray_here")
 def test_one_step_off_sends_the_next_batch_ahead(world: Path) -> None:
-    kit = ScriptedKit(str(world))
+    kit = kits.ScriptedKit(str(world))
     pool = WorkerPool(two(mode="one_step_off"), KIT, (str(world),))
     try:
         pool.publish(None, 0)
         batches = [kit.prompts(4, first=4 * i) for i in range(3)]
-        grown = ClusterRollout(pool, PLAN, upcoming=lambda i: batches[i] if i < 3 else None)
+        grown = ClusterRollout(pool, kits.PLAN, upcoming=lambda i: batches[i] if i < 3 else None)
         ages = []
         for version, prompts in enumerate(batches, start=1):
             rollout = grown(prompts)
-            assert fingerprint(rollout) != ""
+            assert kits.fingerprint(rollout) != ""
             assert len(rollout.groups) == 4
             ages.append(grown.take_metrics()["cluster/age/max"])
             pool.publish(None, version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from turntree.trainers.cluster_config import ClusterConfig
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cluster_kits import PLAN, ScriptedKit, fingerprint, wait_for
+kits: Any = importlib.import_module("cluster_kits")
 
 pytestmark = pytest.mark.slow
 
@@ -38,21 +39,21 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     yield made
     ray.shutdown()
-    made.shutdown()
+    made.shutdown()  # type: ignore[no-untyped-call]
 
 
 def test_a_lost_machine_costs_no_tree_and_a_new_one_takes_its_place(cluster: Any, tmp_path: Path) -> None:
     world, fault = tmp_path / "world", tmp_path / "fault"
     generate_world("quickstart", seed=0, split="train", entities=80, questions=20).save(world)
     nodes = {node.node_id: node for node in (cluster.add_node(num_cpus=1), cluster.add_node(num_cpus=1))}
-    kit = ScriptedKit(str(world))
+    kit = kits.ScriptedKit(str(world))
     config = ClusterConfig(name="ray", address=cluster.address, workers=2, placement="strict_spread", restarts=8)
     fault.write_text("hang", encoding="utf-8")
     pool = WorkerPool(config, KIT, (str(world), str(fault)))
     removed: list[str] = []
 
     def remove() -> None:
-        name = wait_for(fault.with_suffix(".node"))
+        name = kits.wait_for(fault.with_suffix(".node"))
         cluster.remove_node(nodes[name], allow_graceful=False)
         removed.append(name)
 
@@ -60,15 +61,15 @@ def test_a_lost_machine_costs_no_tree_and_a_new_one_takes_its_place(cluster: Any
     killer.start()
     try:
         pool.publish(None, 0)
-        grown = ClusterRollout(pool, PLAN)
+        grown = ClusterRollout(pool, kits.PLAN)
         rollout = grown(kit.prompts(8))
         killer.join(timeout=60)
         metrics = grown.take_metrics()
         assert len(removed) == 1
-        assert fingerprint(rollout) == fingerprint(kit.roll(kit.prompts(8)))
+        assert kits.fingerprint(rollout) == kits.fingerprint(kit.roll(kit.prompts(8)))
         assert metrics["cluster/requeued_trees"] > 0
         # The other machine goes on alone, then a new one joins and gets the lost one's worker.
-        assert fingerprint(grown(kit.prompts(4))) == fingerprint(kit.roll(kit.prompts(4)))
+        assert kits.fingerprint(grown(kit.prompts(4))) == kits.fingerprint(kit.roll(kit.prompts(4)))
         cluster.add_node(num_cpus=1)
         pool.publish(None, 1)
         waiting = next(seat for seat in pool.seats if not seat.started)

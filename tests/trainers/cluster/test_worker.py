@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_what_a_kit_raises_arrives_after_the_trees_that_were_finished(world: Pat
     fault.write_text("raise", encoding="utf-8")
     worker = RolloutWorker(site_here(), KIT, str(world), str(fault))
     prompts = tuple(worker.kit.prompts(4))  # type: ignore[attr-defined]
-    arrived = []
+    arrived: list[Any] = []
     with pytest.raises(ConfigError, match="broke its contract"):
         arrived.extend(worker.rollout(Ticket(prompts, {p.uid: (0, 1, 2) for p in prompts})))
 

@@ -34,7 +34,7 @@ H100 = Machine(2000 * GB, 128, 8, 80 * GB)
 def config_of(shape: ModelShape) -> Any:
     from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
-    kind = Qwen2Config if shape.biased else Qwen3Config if shape.normed else LlamaConfig
+    kind: Any = Qwen2Config if shape.biased else Qwen3Config if shape.normed else LlamaConfig
     return kind(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
