@@ -25,6 +25,8 @@ _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 def import_ray() -> ModuleType:
     """The module, without usage statistics. Raises ``MissingExtraError``, naming the extra."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray gives its workers a niceness of 15, so that whatever else runs on the machine, the trainer too, starves them.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # what failed is raised where it is asked for
     # A worker that asked for no GPU sees none. Said explicitly, since Ray is about to change what it does unasked.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
