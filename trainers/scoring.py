@@ -38,7 +38,7 @@ from turntree.trainers.evaluation.modes import (
     sample_plan,
     tree_plan,
 )
-from turntree.trainers.evaluation.passport import make_passport, weights_hash
+from turntree.trainers.evaluation.passport import content_hash, make_passport, weights_hash
 from turntree.trainers.evaluation.play import Played, Players, Valuer
 from turntree.trainers.evaluation.sampled import sample_summary, tree_summary
 from turntree.trainers.evaluation.sets import EvalSet, load_sets
@@ -290,7 +290,9 @@ class _SetRun:
         facts = {**provenance(config, task), "protocol": "tokens", "dialogue": bench.dialogue.report.text()}
         facts |= {"engine": config.engine.name, "scorers": list(config.eval.scorers)}
         if self.one.questions is not None:
-            facts["ids"] = self.one.data["ids"]
+            facts |= {"ids": self.one.data["ids"], "content": content_hash(self.one.questions)}
+        if not isinstance(bench, RemoteBench):  # whose files may have changed under the same name
+            facts |= {"weights_hash": weights_hash(config.model.path), "dtype": config.model.dtype}
         if isinstance(bench, RemoteBench):
             facts |= bench.provenance(config)
         elif config.engine.name == "vllm_server":

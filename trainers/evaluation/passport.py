@@ -27,6 +27,7 @@ __all__ = [
     "PASSPORT_VERSION",
     "Difference",
     "Passport",
+    "content_hash",
     "differences",
     "ids_hash",
     "make_passport",
@@ -213,6 +214,15 @@ def ids_hash(questions: Sequence[Question]) -> str:
     digest = hashlib.sha256()
     for question in questions:
         digest.update(question.id.encode("utf-8", "backslashreplace") + b"\n")
+    return digest.hexdigest()[:16]
+
+
+def content_hash(questions: Sequence[Question]) -> str:
+    """Hash of what is asked and what counts as an answer, in order; metadata are left out."""
+    digest = hashlib.sha256()
+    for question in questions:
+        row = [question.id, question.question, list(question.golden_answers)]
+        digest.update(json.dumps(row).encode() + b"\n")
     return digest.hexdigest()[:16]
 
 

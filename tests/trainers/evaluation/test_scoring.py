@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +116,32 @@ def test_ways_join_a_finished_result_and_other_options_are_refused(config: RunCo
         score(replace(plain, resume=True, eval=replace(plain.eval, samples=2, temperature=0.5)), tmp_path)
     with pytest.raises(CheckpointError, match="ids"):
         score(replace(plain, resume=True, eval=replace(plain.eval, limit=3)), tmp_path)
+
+
+def test_files_that_changed_under_their_names_are_told(config: RunConfig, bed: Any, tmp_path: Path) -> None:
+    """A result never mixes weights, or gold answers, that bear one name."""
+    from safetensors.torch import load_file, save_file
+
+    model, world, out = tmp_path / "model", tmp_path / "world", tmp_path / "out"
+    shutil.copytree(bed.model, model)
+    shutil.copytree(bed.world, world)
+    options = replace(config.eval, samples=0, tree=False, closed_book=False, limit=2)
+    env = replace(config.env, test_questions=str(world))
+    plain = replace(config, model=replace(config.model, path=str(model)), env=env, eval=options)
+    first = score(plain, out)
+    assert score(replace(plain, resume=True), out) == first
+    file = world / "questions.jsonl"
+    rows = file.read_text(encoding="utf-8")
+    question = json.loads(rows.splitlines()[0])
+    file.write_text(rows.replace(question["golden_answers"][0], "Nobody", 1), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="content"):
+        score(replace(plain, resume=True), out)
+    file.write_text(rows, encoding="utf-8")
+    weights = load_file(model / "model.safetensors")
+    save_file({name: tensor + 0.1 for name, tensor in weights.items()}, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="weights_hash"):
+        score(replace(plain, resume=True), out)
+    assert json.loads((out / "evaluation.json").read_text(encoding="utf-8")) == first
 
 
 def test_sets_are_evaluated_compared_and_tabled(bed: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
