@@ -115,7 +115,17 @@ def _checked(override: str) -> str:
     value = override[len(key) + 1 :]
     if value.startswith("~/"):  # shells expand ~ at the start of a word only
         value = str(Path(value).expanduser())
+    if isinstance(options.get(bare), list):
+        return f"{key}={_list(value)}"
     return f"{key}={_quoted(value)}" if isinstance(options.get(bare), str) else override
+
+
+def _list(value: str) -> str:
+    """A list whose texts hold ``=`` (``[nq=my/file.jsonl]``) as Hydra reads it; others as they are."""
+    inner = value.strip()[1:-1]
+    if not (value.strip()[:1] == "[" and value.strip()[-1:] == "]" and "=" in inner) or set(inner) & set("[]{}()'\"\\"):
+        return value
+    return "[" + ",".join(_quoted(item.strip()) if "=" in item else item for item in inner.split(",")) + "]"
 
 
 def _free(value: str) -> str:

@@ -99,6 +99,19 @@ def test_texts_need_no_quotes_of_hydra(path: str) -> None:
     assert compose([f"out={path}"]).out == path
 
 
+@pytest.mark.parametrize(
+    ("value", "sets"),
+    [
+        ("[nq,mine=my/q.jsonl]", ["nq", "mine=my/q.jsonl"]),
+        ("[a=b c/d.jsonl, all]", ["a=b c/d.jsonl", "all"]),
+        ("['mine=q.jsonl',nq]", ["mine=q.jsonl", "nq"]),
+        ("[]", []),
+    ],
+)
+def test_texts_in_a_list_need_no_quotes_either(value: str, sets: list[str]) -> None:
+    assert compose([f"eval.sets={value}"]).eval.sets == sets
+
+
 def test_a_leading_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/h (1)")
     assert compose(["out=~/runs"]).out == "/h (1)/runs"
