@@ -41,6 +41,7 @@ from turntree.trainers.store import TreeStore
 ENGINE, SEARCH, SCORE, UPDATE = "engine", "retriever", "score pass", "update"
 THEIRS = (ENGINE, SEARCH, SCORE, UPDATE)
 REST = "trainer loop and the rest"
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 PARTS: tuple[tuple[Any, str, str], ...] = (
     (HFEngine, "generate", ENGINE),
@@ -75,6 +76,7 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=10, help="steps measured on the quickstart")
     parser.add_argument("--smollm2-steps", type=int, default=2, help="steps measured on SmolLM2 (0: none)")
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: on a machine that others use too")
     parser.add_argument("--sft-steps", type=int, default=None, help="steps of the cold start (default: quickstart's)")
 
 
@@ -82,17 +84,18 @@ def options(parser: argparse.ArgumentParser) -> None:
 class Ledger:
     """Seconds by part, each without those of the parts inside it."""
 
+    clock: Callable[[], float] = time.perf_counter
     seconds: Counter[str] = field(default_factory=Counter)
     inside: list[float] = field(default_factory=list)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start = self.clock()
         self.inside.append(0.0)
         try:
             yield
         finally:
-            seconds = time.perf_counter() - start
+            seconds = self.clock() - start
             self.seconds[name] += seconds - self.inside.pop()
             if self.inside:
                 self.inside[-1] += seconds
@@ -131,13 +134,13 @@ class Step:
         return 1 - sum(self.parts.get(name, 0.0) for name in THEIRS) / self.seconds
 
 
-def profile(config: RunConfig, steps: int) -> list[Step]:
+def profile(config: RunConfig, steps: int, clock: Callable[[], float] = time.perf_counter) -> list[Step]:
     """The ``steps`` steps between the first and the last one of a run of two more."""
-    ledger, found, last = Ledger(), [], [time.perf_counter(), 0.0]
+    ledger, found, last = Ledger(clock), [], [clock()]
 
     def on_step(step: int, metrics: dict[str, float]) -> None:
         del metrics
-        now = time.perf_counter()
+        now = clock()
         if step > 1:
             booked = dict(ledger.seconds)
             rest = now - last[0] - sum(booked.values())
@@ -185,11 +188,12 @@ def smollm2_config(root: Path) -> RunConfig:
 
 def measure(args: argparse.Namespace) -> list[Figure]:
     steps, sft = (3, args.sft_steps or 60) if args.quick else (args.steps, args.sft_steps)
+    clock = CLOCKS[args.clock]
     with tempfile.TemporaryDirectory(prefix="turntree-benchmark-") as tmp:
         root = Path(tmp)
-        figures = table("quickstart", profile(quickstart_config(root, sft), steps), strict=not args.quick)
+        figures = table("quickstart", profile(quickstart_config(root, sft), steps, clock), strict=not args.quick)
         if args.smollm2_steps and not args.quick:
-            figures += table("SmolLM2", profile(smollm2_config(root), args.smollm2_steps), strict=True)
+            figures += table("SmolLM2", profile(smollm2_config(root), args.smollm2_steps, clock), strict=True)
     return figures
 
 
