@@ -29,6 +29,8 @@ def tokens_to_stop(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str
     if not stops or find_stop(decode(tokenizer, ids), stops) is None:
         return None
     low, high = 1, len(ids)
+    if find_stop(decode(tokenizer, ids[:-1]), stops) is None:  # nearly always: an engine stops at the stop string
+        low = high
     while low < high:
         middle = (low + high) // 2
         if find_stop(decode(tokenizer, ids[:middle]), stops) is None:

@@ -13,11 +13,13 @@ rows, and so do requests to an engine that takes them one by one. Trees change i
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -149,7 +151,7 @@ class _Nursery:
 
     def run(self, prompts: Sequence[Prompt]) -> Rollout:
         seeds = self._plant(prompts)
-        with self.inbox:
+        with _sparing_the_collector(), self.inbox:
             try:
                 while self._fill(seeds) or (self._deal() and self._fill(seeds)):
                     self._advance()
@@ -437,6 +439,23 @@ class _Nursery:
         chosen = set(rng.choice(len(leaves), size=keep, replace=False).tolist())
         for i, leaf in enumerate(leaves):
             leaf.pruned = i not in chosen
+
+
+@contextmanager
+def _sparing_the_collector() -> Iterator[None]:
+    """Garbage collection passes over what exists already: with torch loaded a full pass takes half a second.
+
+    Growing makes so many small objects that Python would make such passes all the time. Left alone where somebody else
+    froze objects, which a thaw would undo.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _warn(groups: Sequence[Group], stats: RolloutStats) -> None:

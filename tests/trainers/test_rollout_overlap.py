@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -447,3 +448,19 @@ def test_engines_that_answer_as_completed_are_asked_one_by_one() -> None:
     engine.sizes = []
     assert rows(run(engine=engine)) == rows(run())
     assert set(engine.sizes) == {1}
+
+
+# Garbage collection --------------------------------------------------------------------------------------------
+
+
+def test_what_existed_before_is_spared_by_the_collector_only_while_trees_grow() -> None:
+    counts: list[int] = []
+    run(GrowthPlan(), on_tree=lambda tree: counts.append(gc.get_freeze_count()))
+    assert min(counts) > 0
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        run(GrowthPlan())
+        assert gc.get_freeze_count() > 0, "somebody else's frozen objects stay frozen"
+    finally:
+        gc.unfreeze()
