@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from turntree.agents.lora import has_adapter, merged_state, save_adapter
 from turntree.errors import ConfigError
 from turntree.quiet import quiet_progress
 
@@ -66,6 +67,7 @@ def load_tokenizer(path: str | Path) -> Any:
 def save_model(model: Any, tokenizer: Any, folder: str | Path) -> Path:
     """Write model (safetensors) and tokenizer as a Hugging Face folder; ``folder`` is whole or not there.
 
+    Of a model with an adapter the merged weights are written, and the adapter alone, as PEFT reads it, in ``adapter``.
     An existing model folder is replaced. Raises ``ConfigError`` when ``folder`` holds something else.
     """
     folder = Path(folder)
@@ -74,8 +76,9 @@ def save_model(model: Any, tokenizer: Any, folder: str | Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         fresh = Path(scratch) / "new"
-        with quiet_progress():
-            model.save_pretrained(fresh)
+        save_weights(model, fresh)
+        if has_adapter(model):
+            save_adapter(model, fresh / "adapter")
         tokenizer.save_pretrained(fresh)
         for weights in fresh.glob("*.safetensors"):  # Written readable by the owner only, unlike the rest.
             weights.chmod((fresh / "config.json").stat().st_mode)
@@ -89,11 +92,12 @@ def save_weights(model: Any, folder: Path, *, untie: bool = False) -> None:
     """Write configuration and weights (safetensors) into ``folder``, for an engine that reads them at once.
 
     ``untie`` writes an output layer that shares the embedding as a tensor of its own, and a configuration that says so:
-    vLLM on CPU packs its output layer once, and reloads it only where the folder holds it.
+    vLLM on CPU packs its output layer once, and reloads it only where the folder holds it. An adapter is merged.
     """
+    merged = merged_state(model) if has_adapter(model) else None
     if not untie or not _is_tied(model):
         with quiet_progress():
-            model.save_pretrained(folder)
+            model.save_pretrained(folder, state_dict=merged)
         return
     from safetensors.torch import save_file
 
@@ -102,7 +106,9 @@ def save_weights(model: Any, folder: Path, *, untie: bool = False) -> None:
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
     output = model.get_output_embeddings().weight
-    tensors = {name: t.detach().clone() if t is output else t.detach() for name, t in _named_tensors(model)}
+    named = _named_tensors(model) if merged is None else merged.items()
+    address = output.data_ptr()
+    tensors = {n: t.detach().clone() if t.data_ptr() == address else t.detach() for n, t in named}
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
 
 

@@ -15,6 +15,7 @@ import torch
 from turntree.agents.dialogue import Dialogue, Style
 from turntree.agents.engines.hf import HFEngine
 from turntree.agents.engines.protocol import Engine
+from turntree.agents.lora import add_adapter
 from turntree.agents.models import load_model, save_weights
 from turntree.agents.scorer import Finisher, Scorer
 from turntree.agents.summarizer import WrittenAnswers
@@ -36,6 +37,7 @@ from turntree.trainers.plugins import load_batched, load_rule, spelled
 from turntree.trainers.probe import probe_credit, probe_expansion, probe_loss
 from turntree.trainers.remote import RemoteBench, refuse_training
 from turntree.trainers.rollout import Budget, GrowthPlan, Limits
+from turntree.trainers.seeds import derive_seed
 from turntree.trainers.shaping import Overlong
 from turntree.trainers.tree import Group
 
@@ -95,10 +97,35 @@ def build_bench(config: RunConfig) -> Bench:
         torch.set_num_threads(config.trainer.threads)
     model, tokenizer = load_model(Path(config.model.path), dtype=config.model.dtype, device=config.trainer.device)
     _check_context(config, model)
+    _add_adapter(config, model)
     if config.trainer.activation_checkpointing:
         recompute_activations(model)
     dialogue = Dialogue(tokenizer, style=cast("Style", config.model.dialogue))
     return Bench(model, tokenizer, dialogue, _engine(config, model, tokenizer))
+
+
+def _add_adapter(config: RunConfig, model: PreTrainedModel) -> None:
+    """The LoRA adapter of ``model.lora_rank``, equal for equal seeds; nothing without one."""
+    options = config.model
+    if not options.lora_rank:
+        return
+    if config.trainer.strategy != "single":
+        raise ConfigError(
+            f"model.lora_rank={options.lora_rank} trains in one process, found trainer.strategy="
+            f"{config.trainer.strategy}; use trainer.strategy=single or model.lora_rank=0"
+        )
+    if config.engine.name == "vllm" and config.engine.sync != "folder":
+        raise ConfigError(
+            f"engine.sync={config.engine.sync} sends the parameters as they are, and model.lora_rank="
+            f"{options.lora_rank} needs them merged; use engine.sync=folder"
+        )
+    add_adapter(
+        model,
+        rank=options.lora_rank,
+        alpha=options.lora_alpha,
+        targets=options.lora_targets,
+        seed=derive_seed(config.seed, "lora"),
+    )
 
 
 def _engine(config: RunConfig, model: PreTrainedModel, tokenizer: Tokenizer) -> Engine:

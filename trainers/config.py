@@ -54,8 +54,13 @@ class ModelConfig:
     dialogue: str = opt(
         "inline", "observations: inline continues the model's message; chat: user messages; tools: of role tool."
     )
+    lora_rank: int = opt(0, "rank of a LoRA adapter that is trained in the place of the weights (0: no adapter).")
+    lora_alpha: float | None = opt(None, "the adapter is scaled by lora_alpha / lora_rank (null: twice the rank).")
+    lora_targets: str = opt("all-linear", "layers with an adapter: all-linear, or names such as 'q_proj,v_proj'.")
 
     def __post_init__(self) -> None:
+        finite("model", self)
+        at_least("model.lora_rank", self.lora_rank, 0)
         one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
         one_of("model.dialogue", self.dialogue, ("inline", "chat", "tools"))
 

@@ -25,6 +25,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.trainers import Trainer
 from torchrl.trainers.trainers import OptimizationStepper
 
+from turntree.agents.lora import has_adapter, trained_part
 from turntree.agents.models import save_model
 from turntree.agents.scorer import close_all
 from turntree.errors import ConfigError
@@ -310,6 +311,8 @@ class _Run:
         pairs = self.loss is not None and loss_needs(self.loss) == "pairs"
         if self.config.algorithm.kl_coef == 0 and not pairs:
             return None
+        if has_adapter(self.bench.model) and self.config.algorithm.reference_every is None:
+            return cast("torch.nn.Module", self.bench.model)  # with the adapter off
         reference = cast("torch.nn.Module", copy.deepcopy(self.bench.model))
         return reference.eval().requires_grad_(False)
 
@@ -444,14 +447,17 @@ class _Run:
         save_model(self.bench.model, self.bench.tokenizer, self.folder.path / "model")
         best = best_checkpoint(self.folder.checkpoints)
         if best is not None:
-            load_weights(best, self.bench.model)
+            load_weights(best, trained_part(self.bench.model))
             save_model(self.bench.model, self.bench.tokenizer, self.folder.path / "best-model")
 
     def _resume_or_start(self) -> MetricsLog | SilentLog:
         found = self.ranks.main(lambda: latest_checkpoint(self.folder.checkpoints) if self.config.resume else None)
         if found is not None:
             state = load_checkpoint(
-                found, model=self.bench.model, optimizer=self.stepper.optimizer, fingerprint=self.fingerprint
+                found,
+                model=trained_part(self.bench.model),
+                optimizer=self.stepper.optimizer,
+                fingerprint=self.fingerprint,
             ).state
             self.progress = Progress(**state["progress"])
             for name, module in self._extra_modules().items():
@@ -659,7 +665,7 @@ class _Run:
         folder = save_checkpoint(
             self.folder.checkpoints,
             step,
-            model=self.bench.model,
+            model=trained_part(self.bench.model),
             optimizer=moments,
             state={
                 "progress": asdict(self.progress),

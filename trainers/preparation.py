@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from turntree.agents.lora import without_adapter
 from turntree.trainers.credit import Advantages, CreditRule, credit_needs
 from turntree.trainers.distributed.ranks import ALONE, Ranks
 from turntree.trainers.distributed.share import share_scores
@@ -106,7 +108,10 @@ class Preparation:
             entropy=self.entropy_balance > 0,
             value_head=self.value_head,
         )
-        if self.reference is not None:
+        if self.reference is None:
+            return
+        # Under LoRA the policy is its own reference, with the adapter off.
+        with without_adapter(self.model) if self.reference is self.model else nullcontext():
             score_packs(self.reference, packs, key="ref_logp", temperature=self.temperature)
 
     def _signals(

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from turntree.agents.dialogue import Dialogue
+from turntree.agents.lora import trained_part
 from turntree.agents.teacher import Demonstration
 from turntree.agents.tokenizer import encode
 from turntree.errors import DataError
@@ -181,7 +182,7 @@ def train_sft(
     state = _State()
     found = ranks.main(lambda: latest_checkpoint(checkpoints) if resume and checkpoints is not None else None)
     if found is not None:
-        loaded = load_checkpoint(found, model=model, optimizer=strategy, fingerprint=fingerprint)
+        loaded = load_checkpoint(found, model=trained_part(model), optimizer=strategy, fingerprint=fingerprint)
         strategy.adopt()
         state = _State.from_json(loaded.state)
 
@@ -194,7 +195,7 @@ def train_sft(
             lambda: save_checkpoint(
                 checkpoints,
                 state.step,
-                model=model,
+                model=trained_part(model),
                 optimizer=moments,
                 state=state.to_json(),
                 fingerprint=fingerprint,
