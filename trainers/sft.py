@@ -188,12 +188,13 @@ def train_sft(
 
     def save() -> None:
         strategy.sync()
-        if checkpoints is None or state.saved_step == state.step:
+        folder = checkpoints
+        if folder is None or state.saved_step == state.step:
             return
         moments, state.saved_step = Gathered(strategy.state_dict()), state.step
         ranks.main(
             lambda: save_checkpoint(
-                checkpoints,
+                folder,
                 state.step,
                 model=trained_part(model),
                 optimizer=moments,

@@ -292,7 +292,7 @@ class DeepSpeedStrategy:
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         full = safe_get_full_fp32_param(trained) if key is None else safe_get_full_optimizer_state(trained, key)
-        return full.detach().reshape(shape).cpu() if self._ranks.is_main else None
+        return cast("Tensor", full).detach().reshape(shape).cpu() if self._ranks.is_main else None
 
     def _write(self, trained: nn.Parameter, value: Tensor, key: str | None) -> None:
         """This rank's part of a whole moment, or of the float32 weights (key None)."""

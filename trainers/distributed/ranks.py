@@ -144,9 +144,11 @@ def _initialise(backend: str, rank: int, size: int, timeout: timedelta) -> None:
     import torch.distributed as dist
 
     if size == 1:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
     elif path := os.environ.get(STORE):
-        dist.init_process_group(backend, store=dist.FileStore(path, size), rank=rank, world_size=size, timeout=timeout)
+        file = dist.FileStore(path, size)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=file, rank=rank, world_size=size, timeout=timeout)
     else:
         dist.init_process_group(backend, timeout=timeout)
 

@@ -78,7 +78,7 @@ def main() -> None:
     )
     model.eval()
     if options.get("bf16"):
-        model.to(torch.bfloat16)
+        model.bfloat16()
     if options.get("recompute"):
         recompute_activations(model)
     head = ValueHead.of(model) if options.get("head") else None

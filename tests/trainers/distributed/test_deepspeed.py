@@ -167,7 +167,7 @@ def test_a_checkpoint_goes_on_with_any_stage_and_number_of_ranks(
 ) -> None:
     """Two ranks with ZeRO-3, then one with ZeRO-1, then two with ZeRO-2, then a plain process."""
     out = f"out={tmp_path / 'run'}"
-    parts = (
+    parts: tuple[tuple[int, list[str]], ...] = (
         (2, ["trainer.strategy=deepspeed", "trainer.ranks=2", "deepspeed.stage=3"]),
         (3, ["trainer.strategy=deepspeed", "deepspeed.stage=1"]),
         (4, ["trainer.strategy=deepspeed", "trainer.ranks=2", "deepspeed.stage=2", "deepspeed.offload_optimizer=true"]),

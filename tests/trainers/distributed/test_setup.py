@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -59,7 +60,7 @@ def test_several_processes_need_a_strategy(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'turntree\[deepspeed\]'"):
         join_run(compose(["trainer.strategy=deepspeed"]))
 

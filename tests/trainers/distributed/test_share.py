@@ -180,7 +180,7 @@ def test_a_fingerprint_tells_packs_apart() -> None:
 
 
 def test_ranks_that_differ_are_named() -> None:
-    found = meet(2, lambda ranks: ranks.agree("the packs", 5 + ranks.rank))
+    found: list[Any] = meet(2, lambda ranks: ranks.agree("the packs", 5 + ranks.rank))
     assert all(isinstance(error, RankError) and "the packs: [5, 6]" in str(error) for error in found)
     assert meet(2, lambda ranks: ranks.agree("the packs", 5)) == [None, None]
 
