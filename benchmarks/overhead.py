@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -34,7 +34,7 @@ from turntree.trainers import collector, desk, learner, preparation
 from turntree.trainers.coldstart import cold_start
 from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
-from turntree.trainers.quickstart import Stages, write_tiny_model
+from turntree.trainers.quickstart import SIZES, Stages, write_tiny_model
 from turntree.trainers.run_folder import MetricsLog
 from turntree.trainers.store import TreeStore
 
@@ -85,7 +85,7 @@ class Ledger:
     """Seconds by part, each without those of the parts inside it."""
 
     clock: Callable[[], float] = time.perf_counter
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     inside: list[float] = field(default_factory=list)
 
     @contextmanager
@@ -159,10 +159,9 @@ def quickstart_config(root: Path, sft_steps: int | None) -> RunConfig:
     more = [] if sft_steps is None else [f"sft.steps={sft_steps}"]
     config = compose(["experiment=quickstart", "seed=3", f"out={root / 'quickstart'}", *more])
     stages = Stages(root / "stages")
-    for split, size in (("train", (2500, 8000)), ("dev", (180, 200)), ("test", (180, 200))):
-        generate_world("quickstart", seed=3, split=split, entities=size[0], questions=size[1]).save(
-            stages.worlds / split
-        )  # type: ignore[arg-type]
+    for split, (entities, questions) in SIZES.items():
+        world = generate_world("quickstart", seed=3, split=split, entities=entities, questions=questions)
+        world.save(stages.worlds / split)
     write_tiny_model(stages.initial, seed=3)
     cold_start(replace(stages.configure(config, stages.initial), out=str(stages.cold_start)))
     return stages.configure(config, stages.cold_start / "model")
@@ -200,9 +199,10 @@ def measure(args: argparse.Namespace) -> list[Figure]:
 def table(name: str, steps: Sequence[Step], *, strict: bool) -> list[Figure]:
     """Rows of a run: the median step, each part's share, and what all but engine, retriever and model take."""
     whole = sum(step.seconds for step in steps)
-    parts: Counter[str] = Counter()
+    parts: dict[str, float] = defaultdict(float)
     for step in steps:
-        parts.update(step.parts)
+        for row, seconds in step.parts.items():
+            parts[row] += seconds
     figures = [Figure(f"{name}: a step", statistics.median(s.seconds for s in steps), "s", "lower")]
     rows = sorted(parts, key=lambda row: (row not in THEIRS, -parts[row]))
     figures += [Figure(f"{name}: {row}", 100 * parts[row] / whole, "% of a step", "lower") for row in rows]
