@@ -39,7 +39,7 @@ assert (files("turntree.configs") / "config.yaml").is_file(), "YAML files are no
 assert (files("turntree.configs") / "algorithm" / "at2po.yaml").is_file(), "YAML groups are not in the wheel"
 assert (files("turntree.agents") / "prompts" / "completeness_zh.txt").is_file(), "prompts are not in the wheel"
 assert (files("turntree.envs") / "prompts" / "planner_tags_zh.txt").is_file(), "planner prompts are not in the wheel"
-assert (files("turntree.trainers.studio") / "static" / "vendor" / "vendor.js").is_file(), "the studio is not in the wheel"
+assert (files("turntree.trainers.studio") / "static" / "vendor" / "vendor.js").is_file(), "no studio in the wheel"
 assert (files("turntree") / "py.typed").is_file(), "py.typed is not in the wheel"
 print(f"wheel: {len(names)} modules imported from {home}")
 """

@@ -100,7 +100,7 @@ class Studio:
             kept = self._readers.get(run.name)
         if kept is not None:
             return kept[0]
-        model = run.folder.load_config().get("model")
+        model = run.config().get("model")
         configured = str(model.get("path") or "") if isinstance(model, Mapping) else ""
         found = TokenReader.of(run.folder, configured, self.model)
         if found is not None:

@@ -25,7 +25,7 @@ _DEPTH = 3
 _KEPT_BYTES = 256_000_000
 """Bound on the text of steps that is kept in memory."""
 _LIVE_SECONDS = 120.0
-"""A run that wrote nothing for so long, or has its summary, is not shown as training."""
+"""A run that wrote nothing for so long and for three of its steps, or has its summary, is not shown as training."""
 _METRICS = (
     "critic/rewards/mean",
     "critic/score/mean",
@@ -99,6 +99,7 @@ class Run:
         self._lock = threading.Lock()
         self._steps: OrderedDict[tuple[int, int, int], StepData] = OrderedDict()
         self._summaries: dict[tuple[int, int, int], tuple[TreeSummary, ...]] = {}
+        self._config: tuple[float, dict[str, Any]] | None = None
         self._metrics: tuple[tuple[int, int], dict[int, dict[str, Any]]] | None = None
 
     def step(self, step: int) -> StepData:
@@ -181,14 +182,23 @@ class Run:
         """Whether the run seems to be training: it wrote lately, and no summary since."""
         places = (self.folder.metrics_file, self.folder.trees, self.folder.path)
         newest = max((_mtime(place) for place in places), default=0.0)
-        return now - newest < _LIVE_SECONDS and _mtime(self.folder.summary_file) < _mtime(self.folder.metrics_file)
+        last = [_mtime(self.store.file(step)) for step in self.store.steps()[-2:]]
+        patience = max(_LIVE_SECONDS, 3 * (last[-1] - last[0]) if last else 0.0)
+        return now - newest < patience and _mtime(self.folder.summary_file) < _mtime(self.folder.metrics_file)
+
+    def config(self) -> dict[str, Any]:
+        """The run's configuration; empty where it cannot be read, since trees can be shown without."""
+        written = _mtime(self.folder.config_file)
+        if self._config is None or self._config[0] != written:
+            try:
+                self._config = written, self.folder.load_config()
+            except (CheckpointError, OSError, ValueError):
+                self._config = written, {}
+        return self._config[1]
 
     def about(self, now: float) -> dict[str, Any]:
         """The run in a list of runs."""
-        try:
-            config = self.folder.load_config()
-        except (CheckpointError, OSError, ValueError):
-            config = {}
+        config = self.config()
         steps = self.store.steps()
         return {
             "id": self.name,

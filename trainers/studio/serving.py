@@ -93,6 +93,7 @@ def _reachable(host: str) -> frozenset[str]:
 def bind(settings: StudioSettings) -> socket.socket:
     """The listening socket. Raises ``ConfigError`` where the address cannot be taken."""
     wanted = [DEFAULT_PORT, 0] if settings.port is None else [settings.port]
+    failure: Exception | None = None
     for port in wanted:
         try:
             found = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -73,6 +73,10 @@ def test_steps_carry_their_metrics_and_what_was_left_out(tmp_path: Path) -> None
     assert all(row["trees"] == 3 and "critic/rewards/mean" in row["metrics"] for row in rows)
     assert run.live(time.time())
     assert not run.live(time.time() + 3600)
+    hour = time.time() - 3600  # steps of an hour each: two of them without a word are no end
+    os.utime(run.store.file(1), (hour, hour))
+    assert run.live(time.time() + 7200)
+    assert not run.live(time.time() + 4 * 3600)
     run.folder.write_summary({})
     os.utime(run.folder.summary_file, (time.time() + 5, time.time() + 5))
     assert not run.live(time.time())

@@ -35,7 +35,9 @@ function Desk({ known }) {
     if (follow && last !== undefined && place.step !== undefined && place.step !== last) {
       go({ step: last, tree: undefined, node: undefined, vstep: undefined, vtree: undefined }, { replace: true });
     }
-  }, [follow, last]);
+    // Whoever does not follow stays where the page opened, when newer steps come.
+    if (!follow && last !== undefined && place.step === undefined) go({ step: last }, { replace: true });
+  }, [follow, last, place.step]);
   const list = useAsk("trees", step === undefined ? null : { run, step }, stamp(steps, step));
   const trees = list.data?.trees;
   const index = place.tree ?? (trees ? mostTelling(trees)?.index : undefined);
