@@ -178,15 +178,18 @@ def test_a_checkpoint_goes_on_with_any_stage_and_number_of_ranks(
         done = turntree("train", *arguments, "resume=true", env=environment)
         assert done.returncode == 0, done.stderr[-3000:]
     assert_near(straight, tmp_path / "run")
-    assert moments(straight).keys() == moments(tmp_path / "run").keys()
-    for name, value in moments(straight).items():
-        assert torch.allclose(value, moments(tmp_path / "run")[name], rtol=1e-3, atol=1e-6), name
+    one, other = moments(straight), moments(tmp_path / "run")
+    assert one
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.allclose(value, other[name], rtol=1e-3, atol=1e-6), name
 
 
 def moments(run: Path) -> dict[str, torch.Tensor]:
+    """Of the newest checkpoint, without the states of generators."""
     found = latest_checkpoint(run / "checkpoints")
     assert found is not None
-    return load_file(found / "state.safetensors")
+    return {name: t for name, t in load_file(found / "state.safetensors").items() if t.is_floating_point()}
 
 
 def test_sft_in_two_ranks_is_sft_in_one(bed: Any, tmp_path: Path, environment: dict[str, str]) -> None:
