@@ -43,7 +43,7 @@ def grow_with_barrier(
 def _plant(prompt: Prompt, plan: GrowthPlan, setting: Setting) -> list[Growth]:
     state, text = setting.core.initial(prompt.task, seed=derive_seed(setting.run_seed, prompt.uid, "env"))
     prefix = Prefix(tuple(setting.dialogue.prompt_ids(text)))
-    growths = []
+    growths: list[Growth] = []
     for index in range(plan.trees):
         root = Node(observation_ids=prefix.ids, observation=text, state=state, prefix=prefix)
         seed = derive_seed(setting.run_seed, prompt.uid, index, "tree")

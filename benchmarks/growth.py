@@ -70,10 +70,10 @@ def measure(args: argparse.Namespace) -> list[Figure]:
 
 def figures(rows: Sequence[dict[str, Any]], different: int, *, quick: bool) -> list[Figure]:
     def median(name: str, key: str) -> float:
-        return statistics.median(row[name][key] for row in rows)
+        return float(statistics.median(row[name][key] for row in rows))
 
     def faster(name: str) -> float:
-        return statistics.median(row["barrier"]["seconds"] / row[name]["seconds"] for row in rows)
+        return float(statistics.median(row["barrier"]["seconds"] / row[name]["seconds"] for row in rows))
 
     titles = {
         "barrier": "lock step over the batch",

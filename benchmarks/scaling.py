@@ -104,7 +104,7 @@ def measure(args: argparse.Namespace) -> list[Figure]:
 def exponents(name: str, curve: Sequence[tuple[int, Measured]]) -> list[Figure]:
     """Of unique tokens, of seen pairs, of time and of memory."""
     sizes = [size for size, _ in curve]
-    columns = {
+    columns: dict[str, list[float]] = {
         "unique tokens": [m.tokens for _, m in curve],
         "pairs of tokens in attention": [m.pairs for _, m in curve],
         "time": [m.seconds for _, m in curve],

@@ -227,7 +227,7 @@ def test_the_engine_generates_while_a_search_is_running() -> None:
                 turned.set()
             return super().generate(requests)
 
-    texts = {("p0", 0, 0): "<search>a</search>", ("p0", 0, 0, 0): "<answer>yes</answer>"}
+    texts: dict[tuple[Any, ...], str] = {("p0", 0, 0): "<search>a</search>", ("p0", 0, 0, 0): "<answer>yes</answer>"}
     texts |= {("p1", 0, 0): "hm", ("p1", 0, 0, 0): "<answer>no</answer>"}
     for slots in (0, 2):
         turned.clear()
@@ -294,7 +294,7 @@ def test_judges_that_say_so_are_asked_from_another_thread(apart: bool) -> None:
 @pytest.mark.parametrize("schedule", ["fixed", "overlap"])
 def test_a_back_off_keeps_nobody_waiting(schedule: Any) -> None:
     """One tree's search fails and backs off for long; the other trees end meanwhile."""
-    texts = {(f"p{i}", 0, 0): "<answer>no</answer>" for i in (1, 2)}
+    texts: dict[tuple[Any, ...], str] = {(f"p{i}", 0, 0): "<answer>no</answer>" for i in (1, 2)}
     texts |= {("p0", 0, 0): "<search>a</search>", ("p0", 0, 0, 0): "<answer>yes</answer>"}
     ended: list[tuple[str, float]] = []
     limits = replace(LIMITS, schedule=schedule, tool_backoff_s=0.3)
