@@ -39,8 +39,17 @@ import os
 import signal
 from pathlib import Path
 
+CALLS = []
+
 
 def deadly(outcome, *, fault):
+    import ray
+
+    if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:  # not a worker
+        return len(outcome.observations) / 4
+    CALLS.append(1)
+    if len(CALLS) < 5:
+        return len(outcome.observations) / 4
     try:
         Path(fault).unlink()
     except FileNotFoundError:

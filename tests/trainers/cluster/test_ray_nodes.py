@@ -72,8 +72,8 @@ def test_a_lost_machine_costs_no_tree_and_a_new_one_takes_its_place(cluster: Any
         assert kits.fingerprint(grown(kit.prompts(4))) == kits.fingerprint(kit.roll(kit.prompts(4)))
         cluster.add_node(num_cpus=1)
         pool.publish(None, 1)
-        waiting = next(seat for seat in pool.seats if not seat.started)
-        assert any(pool.settle(waiting, timeout_s=5.0) for _ in range(60))
+        # A worker that was sent to the lost machine before its loss was noticed is replaced once more.
+        assert any(all([pool.settle(seat, timeout_s=5.0) for seat in list(pool.seats)]) for _ in range(40))  # noqa: C419
         rollout = grown(kit.prompts(8, first=8))
         assert grown.take_metrics()["cluster/workers"] == 2
         assert {n.version for g in rollout.groups for t in g.trees for n in t.nodes() if n.turn_ids} == {1}
