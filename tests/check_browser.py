@@ -95,7 +95,17 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="turntree-browser-smoke-") as tmp:
         write_run(Path(tmp) / "run")
-        command = [sys.executable, "-m", "turntree", "view", f"{tmp}/run", "--port", "0", "--token-env", "SMOKE_KEY"]
+        command = [
+            sys.executable,
+            "-m",
+            "turntree.cli",
+            "view",
+            f"{tmp}/run",
+            "--port",
+            "0",
+            "--token-env",
+            "SMOKE_KEY",
+        ]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "SMOKE_KEY": KEY})
         try:
             assert server.stdout is not None

@@ -230,6 +230,8 @@ OF_AN_EXTRA = {
     "search_backend/observe.py": "server",
     "search_backend/server.py": "server",
     "search_backend/serving.py": "server",
+    "trainers/studio/app.py": "studio",
+    "trainers/studio/serving.py": "studio",
 }
 # Needed by what we call in other packages: chat templates of transformers, torch.utils.tensorboard, GGUF folders, the
 # parser and loop of uvicorn, a program (bubblewrap); vLLM and FAISS are imported by name, for they may be the packages

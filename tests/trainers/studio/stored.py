@@ -98,7 +98,7 @@ def _turn(rng: np.random.Generator, ordinal: int, *, last: bool, bad: str) -> No
     kind = "answer" if last else "search"
     status: Status = "open"
     if last:
-        status = ("answered", "truncated", "failed")[int(rng.choice(3, p=(0.85, 0.1, 0.05)))]  # type: ignore[assignment]
+        status = ("answered", "truncated", "failed")[int(rng.choice(3, p=(0.85, 0.1, 0.05)))]
     found = [] if last else [{"id": f"p{i}", "title": f"{words} {bad}"} for i in range(3)]
     return Node(
         ordinal=ordinal,

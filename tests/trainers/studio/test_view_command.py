@@ -40,7 +40,7 @@ def test_it_serves_until_it_is_stopped(run: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "turntree",
+        "turntree.cli",
         "view",
         str(run),
         "--port",
