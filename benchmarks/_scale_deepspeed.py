@@ -64,7 +64,7 @@ def _run(ranks: int, steps: int) -> dict[str, float]:
 def _model() -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=704, num_hidden_layers=4, num_attention_heads=4,
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=352, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=4, max_position_embeddings=4096, tie_word_embeddings=True,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
@@ -118,9 +118,9 @@ def _worker(out: Path, steps: int) -> None:
 
 
 def _packs() -> list[Pack]:
-    """Eight trees of four leaves, one a pack."""
+    """Six trees of four leaves, one a pack."""
     shape = Shape("four leaves", 1, 2, 1, 2, random_nodes, Lengths(100, turn=(20, 40), observation=(40, 80)))
-    groups = [grow_group(shape, seed, vocabulary=VOCABULARY) for seed in range(8)]
+    groups = [grow_group(shape, seed, vocabulary=VOCABULARY) for seed in range(6)]
     return [pack for group in groups for pack in pack_groups([group], max_pack_tokens=10_000)]
 
 

@@ -109,11 +109,6 @@ def _add_adapter(config: RunConfig, model: PreTrainedModel) -> None:
     options = config.model
     if not options.lora_rank:
         return
-    if config.trainer.strategy != "single":
-        raise ConfigError(
-            f"model.lora_rank={options.lora_rank} trains in one process, found trainer.strategy="
-            f"{config.trainer.strategy}; use trainer.strategy=single or model.lora_rank=0"
-        )
     if config.engine.name == "vllm" and config.engine.sync != "folder":
         raise ConfigError(
             f"engine.sync={config.engine.sync} sends the parameters as they are, and model.lora_rank="

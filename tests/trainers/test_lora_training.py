@@ -79,7 +79,6 @@ def test_a_run_trains_saves_and_resumes_the_adapter(bed: Any, make_config: MakeC
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("trainer.strategy=deepspeed",), "trains in one process"),
         (("engine=vllm", "engine.sync=ipc"), "needs them merged; use engine.sync=folder"),
         (("model.lora_targets=nowhere",), "model.lora_targets='nowhere' does not fit"),
     ],

@@ -158,6 +158,22 @@ def test_a_run_in_two_ranks_is_the_run_in_one(
     assert evaluation(straight) == evaluation(tmp_path / "run")
 
 
+def test_an_adapter_in_two_ranks_is_the_adapter_of_one(
+    bed: Any, make_config: MakeConfig, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """LoRA with stage 3, the frozen weights spread over the ranks too; the reference is the model without it."""
+    options = [
+        "model.lora_rank=4", "trainer.activation_checkpointing=true", "trainer.steps=2", "algorithm.kl_coef=0.05",
+        "trainer.prompts_per_update=2", "trainer.max_pack_tokens=300",
+    ]  # fmt: skip
+    train(make_config(*options, f"out={tmp_path / 'one'}"))
+    spread = ["trainer.strategy=deepspeed", "trainer.ranks=2", "deepspeed.stage=3", f"out={tmp_path / 'two'}"]
+    done = turntree("train", *bed.args, *options, *spread, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert_same(tmp_path / "one", tmp_path / "two")
+    assert (tmp_path / "two" / "model" / "adapter" / "adapter_config.json").is_file()
+
+
 def evaluation(run: Path) -> str:
     return (run / "validation" / "step-000005" / "evaluation.jsonl").read_text()
 
