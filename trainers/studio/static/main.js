@@ -56,6 +56,12 @@ function Desk({ known }) {
     addEventListener("keydown", listen);
     return () => removeEventListener("keydown", listen);
   }, []);
+  useEffect(() => {
+    if (panel !== "same" && panel !== "export") return undefined;
+    const leave = (event) => event.target.closest?.(".anchor") || setPanel("");
+    addEventListener("pointerdown", leave);
+    return () => removeEventListener("pointerdown", leave);
+  }, [panel]);
   return html`<div class=${`desk ${aside ? "aside-open" : ""}`}>
     <header class="bar"><button class="icon drawer" aria-label="Runs and trees" aria-expanded=${aside} onClick=${() => setAside(!aside)}>☰</button>
       <a class="brand" href="#/"><img src="/static/icon.svg" alt="" width="20" height="20" />turntree <span>studio</span></a><span class="push"></span>
