@@ -93,6 +93,10 @@ class EvalConfig:
             if unknown is not None:
                 hint = did_you_mean(unknown, SET_OPTIONS)
                 raise ConfigError(f"eval.set_options.{name}.{unknown}: expected one of {list(SET_OPTIONS)}.{hint}")
+            for key, value in options.items():
+                expected, fits = _kind(key, value)
+                if not fits:
+                    raise ConfigError(f"eval.set_options.{name}.{key}: expected {expected}, found {value!r}")
 
     def _check_tree(self) -> None:
         unknown = next((how for how in self.choose if how not in SELECTORS), None)
@@ -111,3 +115,14 @@ class EvalConfig:
     def drawn(self) -> int:
         """Samples of a question: those asked for, and at least as many as a tree has leaves."""
         return max(self.samples, self.tree_leaves if self.tree else 0)
+
+
+def _kind(key: str, value: Any) -> tuple[str, bool]:
+    """What an option of a set has to be, and whether it is."""
+    if key == "limit":
+        return "null or a whole number from 1", value is None or (type(value) is int and value >= 1)
+    if key in ("env", "search"):
+        return f"options of {key} such as {{OPTION: VALUE}}", isinstance(value, dict)
+    if key == "scorers":
+        return "a list of names", isinstance(value, list) and all(isinstance(name, str) for name in value)
+    return "a text", value is None or isinstance(value, (str, int, float))

@@ -168,8 +168,9 @@ def load_dataset_questions(
 
     ``source``: a file; a folder, in which the set is looked for; ``"hub"`` for the hub and nothing else; or None for
     the folders of ``$TURNTREE_DATA``, then the hub. In a folder these count, in order: the hub's own path
-    (``nq/test.jsonl``), ``NAME/SPLIT.*``, ``NAME_SPLIT.*``, ``NAME_SPLIT/questions.jsonl``, and for the split that the
-    set is evaluated on ``NAME.*`` and ``NAME/questions.jsonl``, each gzipped or not.
+    (``nq/test.jsonl``; ``chinese_simpleqa.jsonl``, also in a folder ``chinese_simpleqa``), ``NAME/SPLIT.*``,
+    ``NAME_SPLIT.*``, ``NAME_SPLIT/questions.jsonl``, and for the split that the set is evaluated on ``NAME.*`` and
+    ``NAME/questions.jsonl``, each gzipped or not.
     ``revision``: another commit of the hub repository than the pinned one.
 
     Raises:
@@ -224,6 +225,8 @@ def _candidates(folder: Path, spec: DatasetSpec, split: str) -> Iterator[Path]:
     if split == spec.split:
         stems += [part for name in (spec.name, *spec.aliases) for part in (name, f"{name}/questions")]
     own = [spec.splits[split]] if split in spec.splits else []
+    if own and "/" not in own[0]:  # of a hub repository that holds one set: in the folder of that name too
+        own += [f"{name}/{own[0]}" for name in (spec.name, *spec.aliases)]
     names = [*own, *(f"{stem}{suffix}" for stem in stems for suffix in _SUFFIXES)]
     for name in names:
         for path in (folder / name, folder / f"{name}.gz"):

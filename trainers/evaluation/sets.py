@@ -71,10 +71,21 @@ def _entry(entry: str) -> tuple[str, str]:
     """Name and file ('' : a published set) of an entry."""
     label, equals, path = entry.partition("=")
     if equals:
-        return label, path
+        return _folder_name(label, entry), path
     if Path(entry).exists() and ("/" in entry or "." in entry or not _published(entry)):
-        return Path(entry).stem if Path(entry).is_file() else Path(entry).name, entry
+        found = Path(entry).resolve()
+        return _folder_name(found.stem if found.is_file() else found.name, entry), entry
     return dataset_spec(entry).name, ""
+
+
+def _folder_name(label: str, entry: str) -> str:
+    """The label, which names a folder of results. Raises ``ConfigError`` where it cannot."""
+    if not label or label in (".", "..") or set(label) & set("/\\\0"):
+        raise ConfigError(
+            f"eval.sets: {entry!r} names a set {label!r}, but its results lie in a folder of that name; expected "
+            "NAME=FILE, the name without slashes"
+        )
+    return label
 
 
 def _published(name: str) -> bool:
@@ -159,8 +170,17 @@ def _with(config: RunConfig, own: Mapping[str, Any], normalizer: str | None, lan
 
 def _changed(section: Any, own: Mapping[str, Any] | None, name: str) -> Any:
     """A section of the configuration with some options replaced."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     known = [f.name for f in dataclasses.fields(section)]
     unknown = next((key for key in own or {} if key not in known), None)
     if unknown is not None:
         raise ConfigError(f"eval.set_options: {name}.{unknown} is not known.{did_you_mean(unknown, known)}")
-    return replace(section, **(own or {}))
+    typed = OmegaConf.structured(type(section))
+    OmegaConf.set_readonly(typed, False)
+    try:
+        plain: Any = OmegaConf.to_container(OmegaConf.merge(typed, dict(own or {})))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"eval.set_options: {name} does not fit: {str(error).splitlines()[0]}") from None
+    return replace(section, **{key: plain[key] for key in own or {}})

@@ -79,6 +79,12 @@ def test_a_set_is_found_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert load_dataset_questions("nq", source=file, limit=1).complete is None
 
 
+@pytest.mark.parametrize("place", ["chinese_simpleqa.jsonl", "chinese_simpleqa/chinese_simpleqa.jsonl"])
+def test_a_hub_file_without_a_folder_may_lie_in_one(tmp_path: Path, place: str) -> None:
+    put(tmp_path / place)
+    assert len(load_dataset_questions("chinese_simpleqa", source=tmp_path).questions) == 1
+
+
 def test_the_split_that_was_asked_for_is_read(tmp_path: Path) -> None:
     put(tmp_path / "nq" / "test.jsonl")
     put(tmp_path / "nq" / "dev.jsonl", ROW.replace(b"test_0", b"dev_0"))

@@ -79,6 +79,13 @@ def test_all_are_the_eight_of_the_papers(make_config: Callable[..., Any]) -> Non
         (["eval.samples=2", "eval.temperature=0"], "would be equal"),
         (["eval.sets=[nq,nq]"], "twice"),
         (["eval.sets=[nq]", "eval.set_options.nq.normalizer=squat"], "squad"),
+        (["eval.sets=[nq]", "eval.set_options.nq.limit=0"], r"limit: expected null or a whole number from 1, found 0"),
+        (["eval.sets=[nq]", "eval.set_options.nq.limit=true"], "found True"),
+        (["eval.sets=[nq]", "eval.set_options.nq.env={max_turns: x}"], "env does not fit.*Integer"),
+        (["eval.sets=[nq]", "eval.set_options.nq.env=x"], "options of env"),
+        (["eval.sets=[nq]", "eval.set_options.nq.scorers=squad"], "a list of names"),
+        (["eval.sets=[../x=nq.jsonl]"], "without slashes"),
+        (["eval.sets=[=nq.jsonl]"], "without slashes"),
     ],
 )
 def test_options_that_do_not_fit(
