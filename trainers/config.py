@@ -19,6 +19,7 @@ from turntree.trainers.cluster_config import ClusterConfig
 from turntree.trainers.coldstart_config import ColdStartConfig
 from turntree.trainers.deepspeed_config import DeepSpeedConfig
 from turntree.trainers.eval_config import EvalConfig
+from turntree.trainers.loggers import check_names
 from turntree.trainers.options import at_least, finite, one_of, opt
 from turntree.trainers.plan import Schedule
 from turntree.trainers.rltr_config import RltrConfig
@@ -247,6 +248,11 @@ class TrainerConfig:
     keep_checkpoints: int = opt(2, "newest checkpoints kept (the best one is kept too).")
     store_sample: float = opt(1.0, "share of groups written to the rollout store.")
     store_max_mb: int = opt(512, "size cap of the rollout store.")
+    loggers: list[str] = opt(
+        ["tensorboard"],
+        "trackers beside metrics.jsonl: tensorboard, wandb, csv, mlflow, trackio, or an import path ([] : none).",
+    )
+    logger_args: dict[str, Any] = opt({}, "their arguments by logger, such as {wandb: {project: mine, mode: online}}.")
     check_packed: bool = opt(True, "compare packed against one row per leaf on the first batch.")
     threads: int | None = opt(None, "torch threads (null: torch's default).")
     device: str = opt("cpu", "torch device of model and engine.")
@@ -274,6 +280,7 @@ class TrainerConfig:
         for name in ("prompts_per_update", "max_concurrent_trees", "max_generated_tokens", "threads", "eval_questions"):
             at_least(f"trainer.{name}", getattr(self, name), 1)
         one_of("trainer.schedule", self.schedule, get_args(Schedule))
+        check_names(self.loggers, self.logger_args)
         for name in ("eval_every", "warmup_steps", "weight_decay", "max_grad_norm", "learning_rate"):
             at_least(f"trainer.{name}", getattr(self, name), 0)
         at_least("trainer.importance_cap", self.importance_cap, 0)

@@ -68,6 +68,7 @@ from turntree.trainers.evaluate import Evaluation, evaluate, shown
 from turntree.trainers.evaluation.passport import run_passport
 from turntree.trainers.forward import check_packed
 from turntree.trainers.interrupt import stop_on_interrupt
+from turntree.trainers.loggers import check_packages, open_trackers
 from turntree.trainers.losses import Aggregation, Clip, Denominators, RatioGradient, RatioLevel, TurnRatio
 from turntree.trainers.metrics import step_metrics, update_metrics
 from turntree.trainers.objectives import PolicyObjective, combine_metrics, loss_needs
@@ -253,6 +254,7 @@ class _Run:
 
     def __init__(self, config: RunConfig, *, on_step: Callable[[int, dict[str, float]], None] | None) -> None:
         self.config, self.ranks = config, ranks = join_run(config)
+        check_packages(config.trainer.loggers)
         self.on_step = on_step if ranks.is_main else None
         self.clock = time.monotonic()
         self.progress = Progress()
@@ -476,7 +478,11 @@ class _Run:
         write_json(self.folder.path / "passport.json", passport.to_json())
         self.store.drop_after(self.progress.step)
         self._drop_validations_after(self.progress.step)
-        return MetricsLog(self.folder.metrics_file, tensorboard=self.folder.tensorboard, resume_step=self.progress.step)
+        options, at = self.config.trainer, self.progress.step
+        trackers = open_trackers(
+            options.loggers, self.folder.path, arguments=options.logger_args, config=asdict(self.config), resume_step=at
+        )
+        return MetricsLog(self.folder.metrics_file, trackers=trackers, resume_step=at)
 
     def _extra_modules(self) -> dict[str, torch.nn.Module]:
         """What a checkpoint holds besides the policy: a frozen reference is the initial model, and needs no copy."""

@@ -5,10 +5,10 @@
     run.json          schema and version; marks the folder as a run
     config.yaml       the composed configuration
     metrics.jsonl     one JSON object a line (:class:`MetricsLog`)
-    tensorboard/      the same numbers as TensorBoard events
+    tensorboard/      the same numbers as TensorBoard events, and other trackers (:mod:`turntree.trainers.loggers`)
     checkpoints/      see :mod:`turntree.trainers.checkpoint`
     trees/            see :mod:`turntree.trainers.store`
-    curve.png  tree.html  summary.json
+    report.html  curve.png  tree.html  summary.json
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import turntree
 from turntree.errors import CheckpointError, DataError
 from turntree.trainers.atomic import atomic_file, write_json
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from turntree.trainers.loggers import Tracker
 
 __all__ = ["SCHEMA", "MetricsLog", "RunFolder", "SilentLog", "read_metrics"]
 
@@ -46,9 +44,9 @@ class RunFolder:
         self.path = Path(path)
         self.config_file = self.path / "config.yaml"
         self.metrics_file = self.path / "metrics.jsonl"
-        self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
         self.trees = self.path / "trees"
+        self.report_file = self.path / "report.html"
         self.curve_file = self.path / "curve.png"
         self.tree_file = self.path / "tree.html"
         self.summary_file = self.path / "summary.json"
@@ -139,21 +137,21 @@ class RunFolder:
 
 
 class MetricsLog:
-    """An append-only ``metrics.jsonl``, with the same numbers as TensorBoard events beside it.
+    """An append-only ``metrics.jsonl``; ``trackers`` get the same numbers and are closed with it.
 
     Each line is written by one system call, so an interrupted run leaves whole lines. ``resume_step``: continue after
     that step; lines of later steps are dropped, so that a resumed run's file equals an uninterrupted one's. Write a
-    step's metrics before its checkpoint. ``tensorboard=None`` writes no events.
+    step's metrics before its checkpoint.
     """
 
-    def __init__(self, path: str | Path, *, tensorboard: Path | None = None, resume_step: int | None = None) -> None:
+    def __init__(self, path: str | Path, *, trackers: Sequence[Tracker] = (), resume_step: int | None = None) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if resume_step is not None and self.path.exists():
             _drop_after(self.path, resume_step)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self._file: int | None = os.open(self.path, flags, 0o644)
-        self._events = None if tensorboard is None else _events(tensorboard, resume_step)
+        self._trackers = tuple(trackers)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Append one line: ``{"step": step, **metrics}``.
@@ -174,25 +172,19 @@ class MetricsLog:
         if nonfinite:
             row["nonfinite"] = nonfinite
         _write_all(self._file, (json.dumps(row, allow_nan=False) + "\n").encode())
-        self._write_events(step, metrics)
-
-    def _write_events(self, step: int, metrics: Mapping[str, Any]) -> None:
-        if self._events is None:
-            return
-        for name, value in metrics.items():
-            number = _scalar(value)
-            if isinstance(number, (int, float)) and not isinstance(number, bool):
-                self._events.add_scalar(name, number, step)
-        self._events.flush()
+        if self._trackers:
+            numbers = _numbers(metrics)
+            for tracker in self._trackers:
+                tracker.log(step, numbers)
 
     def close(self) -> None:
-        """Close both files; a second call does nothing."""
+        """Close the file and the trackers; a second call does nothing."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        trackers, self._trackers = self._trackers, ()
+        for tracker in trackers:
+            tracker.close()
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -251,11 +243,10 @@ def _write_all(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _events(folder: Path, resume_step: int | None) -> SummaryWriter:
-    from torch.utils.tensorboard import SummaryWriter
-
-    purge = None if resume_step is None else resume_step + 1
-    return SummaryWriter(log_dir=str(folder), purge_step=purge)
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What a tracker can draw: numbers, those that are not finite too."""
+    found = {name: _scalar(value) for name, value in metrics.items()}
+    return {k: v for k, v in found.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
 
 
 def _scalar(value: Any) -> Any:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from turntree.errors import CheckpointError, DataError
+from turntree.trainers.loggers import open_trackers
 from turntree.trainers.run_folder import MetricsLog, RunFolder, read_metrics
 
 # The folder -----------------------------------------------------------------------------------------------------------
@@ -231,10 +232,11 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
 
 def test_tensorboard_holds_the_same_numbers_also_after_a_resume(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run", {})
-    with MetricsLog(run.metrics_file, tensorboard=run.tensorboard) as log:
+    with MetricsLog(run.metrics_file, trackers=open_trackers(["tensorboard"], run.path)) as log:
         for step in (1, 2, 3):
             log.write(step, {"loss": float(step), "name": "text", "flag": True, "none": None})
-    with MetricsLog(run.metrics_file, tensorboard=run.tensorboard, resume_step=1) as log:
+    trackers = open_trackers(["tensorboard"], run.path, resume_step=1)
+    with MetricsLog(run.metrics_file, trackers=trackers, resume_step=1) as log:
         log.write(2, {"loss": 20.0})
-    assert scalars(run.tensorboard, "loss") == [(1, 1.0), (2, 20.0)]
+    assert scalars(run.path / "tensorboard", "loss") == [(1, 1.0), (2, 20.0)]
     assert [row["loss"] for row in read_metrics(run.metrics_file)] == [1.0, 20.0]

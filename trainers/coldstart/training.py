@@ -35,6 +35,7 @@ from turntree.trainers.config import RunConfig
 from turntree.trainers.distributed.ranks import Ranks
 from turntree.trainers.distributed.setup import AdamW, build_strategy, join_run
 from turntree.trainers.interrupt import stop_on_interrupt
+from turntree.trainers.loggers import check_packages, open_trackers
 from turntree.trainers.remote import refuse_training
 from turntree.trainers.rollout import Prompt, Rollout, RolloutStats
 from turntree.trainers.run_folder import MetricsLog, RunFolder
@@ -135,6 +136,7 @@ def cold_start(
         CheckpointError: the run folder is in use (without ``resume``) or belongs to another configuration (with it).
     """
     config, ranks = join_run(config)
+    check_packages(config.trainer.loggers)
     data = _shared_data(config, report, ranks)
     bench = build_bench(replace(config, engine=replace(config.engine, name="hf")))
     learnt = lessons(data.rows, Student.of(config, bench.dialogue), drop=config.sft.unfit == "drop")
@@ -234,7 +236,7 @@ def _finish(
     _save(folder.path / "demonstrations.jsonl", [_demonstration(row) for row in learnt.rows])
     if learnt.dropped:
         _save(folder.path / "unfit.jsonl", [{**row, "detail": reason} for row, reason in learnt.dropped])
-    _save_losses(folder, result)
+    _save_losses(config, folder, result)
     model = save_model(bench.model, bench.tokenizer, folder.path / "model")
     numbers = [float(row["metric"]) for row in learnt.rows if row.get("metric") is not None]
     score = sum(numbers) / len(numbers) if numbers else None
@@ -264,8 +266,12 @@ def _summary(done: ColdStart, *, seed: int) -> dict[str, Any]:
     }
 
 
-def _save_losses(folder: RunFolder, result: SftResult) -> None:
-    with MetricsLog(folder.metrics_file, tensorboard=folder.tensorboard, resume_step=0) as log:
+def _save_losses(config: RunConfig, folder: RunFolder, result: SftResult) -> None:
+    options = config.trainer
+    trackers = open_trackers(
+        options.loggers, folder.path, arguments=options.logger_args, config=asdict(config), resume_step=0
+    )
+    with MetricsLog(folder.metrics_file, trackers=trackers, resume_step=0) as log:
         for step, loss in enumerate(result.losses, start=1):
             log.write(step, {"loss": loss})
 
