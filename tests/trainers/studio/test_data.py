@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from tests.trainers.studio.stored import made_up, write_run
 from turntree.agents.tokenizer import ByteTokenizer
 from turntree.errors import CheckpointError, DataError
+from turntree.trainers.config import RunConfig
 from turntree.trainers.run_folder import RunFolder
 from turntree.trainers.store import TreeStore, encode_line
 from turntree.trainers.studio.data import Library, Run, node_name, tree_view
@@ -225,3 +227,20 @@ def test_store_of_another_schema_is_refused(tmp_path: Path) -> None:
     store.file(1).write_bytes(zstandard.ZstdCompressor().compress(line))
     with pytest.raises(DataError, match="schema 9"):
         run.summaries(1)
+
+
+def test_a_run_with_values_stores_them_for_every_sampled_token(
+    tmp_path: Path, make_config: Callable[..., RunConfig]
+) -> None:
+    from turntree.trainers import train
+
+    train(make_config("algorithm=ppo", "trainer.steps=1", "trainer.prompts_per_step=2", f"out={tmp_path / 'run'}"))
+    run = open_run(tmp_path / "run")
+    nodes = 0
+    for index in range(len(run.summaries(1))):
+        stored = run.step(1).stored(index)
+        for leaf in stored.tree.scored_leaves():
+            for node in leaf.trajectory():
+                assert len(stored.tokens["value"][node]) == len(stored.tokens["advantage"][node]) == len(node.turn_ids)
+                nodes += 1
+    assert nodes > 0
