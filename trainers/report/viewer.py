@@ -6,25 +6,19 @@ allows only the page's own script (by hash) stands behind that.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from html import escape
-from importlib.resources import files
 from statistics import fmean
 
-import turntree.trainers.report
+from turntree.trainers.report.html import asset, document, text
 from turntree.trainers.report.reading import read_turn
 from turntree.trainers.store import LeafAdvantages, mean_advantages
 from turntree.trainers.tree import Group, Node, Tree
 
-__all__ = ["render_tree_html"]
+__all__ = ["legend", "render_tree", "render_tree_html"]
 
 _LEVELS = 4
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +42,20 @@ def render_tree_html(
     """
     trees = list(source.trees) if isinstance(source, Group) else [source]
     scales = _scales(trees, advantages or {})
-    style, script = _asset("viewer.css"), _asset("viewer.js")
-    body = "\n".join(_section(tree, scales, alone=len(trees) == 1) for tree in trees)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{_text(title)}</title>
-<style>{style}</style>
-</head>
-<body>
-{_header(trees, title, scales)}
-<main>
-{body}
-</main>
-<script>{script}</script>
-</body>
-</html>
-"""
+    sections = "\n".join(_section(tree, scales, alone=len(trees) == 1) for tree in trees)
+    body = f"{_header(trees, title, scales)}\n<main>\n{sections}\n</main>"
+    return document(body, title=title, styles=("tree.css", "viewer.css"), script=asset("viewer.js"))
 
 
-def _asset(name: str) -> str:
-    return files(turntree.trainers.report).joinpath(name).read_text(encoding="utf-8")
+def render_tree(tree: Tree, *, advantages: LeafAdvantages | None = None) -> str:
+    """One tree as a part of another page, which needs the style ``tree.css``; cards open without script."""
+    scales = _scales([tree], advantages or {})
+    return f'<dl class="facts">{_facts([tree])}</dl>{_section(tree, scales, alone=True)}'
 
 
-def _text(value: object) -> str:
-    """Escaped for any place between tags or in a quoted attribute; characters that HTML cannot hold are replaced."""
-    return escape(_CONTROL.sub("\ufffd", str(value)), quote=True)
+def legend(*, advantages: bool) -> str:
+    """What the marks on cards mean, as HTML."""
+    return _LEGEND + (_COLOURS if advantages else "")
 
 
 def _scales(trees: Iterable[Tree], advantages: LeafAdvantages) -> _Scales:
@@ -98,17 +74,16 @@ def _scales(trees: Iterable[Tree], advantages: LeafAdvantages) -> _Scales:
 
 def _header(trees: list[Tree], title: str, scales: _Scales) -> str:
     task = next((tree.task for tree in trees if tree.task is not None), None)
-    question = f'<p class="question" dir="auto">{_text(task.question)}</p>' if task else ""
+    question = f'<p class="question" dir="auto">{text(task.question)}</p>' if task else ""
     accepted = task.golden_answers if task else ()
-    gold = "".join(f'<span class="gold" dir="auto">{_text(answer)}</span>' for answer in accepted)
+    gold = "".join(f'<span class="gold" dir="auto">{text(answer)}</span>' for answer in accepted)
     answers = f'<p class="answers"><span class="key">accepted</span>{gold}</p>' if gold else ""
-    legend = _LEGEND + (_COLOURS if scales.advantages else "")
     return f"""<header>
-<div class="top"><h1>{_text(title)}</h1><div class="buttons"><button id="open">Open all</button>\
+<div class="top"><h1>{text(title)}</h1><div class="buttons"><button id="open">Open all</button>\
 <button id="close">Close all</button></div></div>
 {question}{answers}
 <dl class="facts">{_facts(trees)}</dl>
-<p class="legend">{legend}</p>
+<p class="legend">{legend(advantages=bool(scales.advantages))}</p>
 </header>"""
 
 
@@ -163,7 +138,7 @@ def _card(node: Node, scales: _Scales) -> str:
     if node.parent is None:
         return (
             '<details class="card root z"><summary><span class="row"><b>prompt</b></span>'
-            f'<span class="main" dir="auto">{_text(_excerpt(node.observation))}</span></summary>'
+            f'<span class="main" dir="auto">{text(_excerpt(node.observation))}</span></summary>'
             f'<div class="body">{_block("prompt", node.observation)}</div></details>'
         )
     turn = read_turn(node.text, node.action)
@@ -171,11 +146,11 @@ def _card(node: Node, scales: _Scales) -> str:
     classes = " ".join(["card", node.status, _level(node, scales), *(["pruned"] if node.pruned else [])])
     head = (
         f'<span class="row"><span class="path">{".".join(map(str, node.path))}</span>'
-        f'<span class="{"kind invalid" if kind == "invalid" else "kind"}">{_text(_KINDS.get(kind, kind))}</span>'
+        f'<span class="{"kind invalid" if kind == "invalid" else "kind"}">{text(_KINDS.get(kind, kind))}</span>'
         f"{_verdict(node)}</span>"
     )
-    grown = f'<span class="grown">{_text(_grown(node))}</span>' if node.picked is not None else ""
-    line = f'<span class="main" dir="auto">{_text(_excerpt(argument or thought or node.text))}</span>'
+    grown = f'<span class="grown">{text(_grown(node))}</span>' if node.picked is not None else ""
+    line = f'<span class="main" dir="auto">{text(_excerpt(argument or thought or node.text))}</span>'
     return (
         f'<details class="{classes}"><summary>{head}{grown}{line}{_titles(node)}'
         f"{_measures(node, scales)}</summary>"
@@ -195,9 +170,9 @@ def _where(node: Node | None) -> str:
     return ".".join(map(str, node.path)) or "the prompt" if node is not None else ""
 
 
-def _excerpt(text: str, limit: int = 160) -> str:
+def _excerpt(content: str, limit: int = 160) -> str:
     """The start of a text with its line breaks flattened."""
-    flat = " ".join(text.split())
+    flat = " ".join(content.split())
     return flat if len(flat) <= limit else f"{flat[:limit]}\u2026"
 
 
@@ -224,7 +199,7 @@ def _verdict(node: Node) -> str:
 
 def _titles(node: Node) -> str:
     titles = " \u00b7 ".join(_retrieved(node))
-    return f'<span class="titles" dir="auto">{_text(titles)}</span>' if titles else ""
+    return f'<span class="titles" dir="auto">{text(titles)}</span>' if titles else ""
 
 
 def _retrieved(node: Node) -> list[str]:
@@ -286,21 +261,21 @@ def _numbers(node: Node, scales: _Scales) -> list[tuple[str, str]]:
     return rows
 
 
-def _block(name: str, text: str) -> str:
-    return f'<h3>{_text(name)}</h3><pre dir="auto">{_text(text)}</pre>' if text.strip() else ""
+def _block(name: str, content: str) -> str:
+    return f'<h3>{text(name)}</h3><pre dir="auto">{text(content)}</pre>' if content.strip() else ""
 
 
 def _list(name: str, items: list[str]) -> str:
-    rows = "".join(f'<li dir="auto">{_text(item)}</li>' for item in items)
-    return f"<h3>{_text(name)}</h3><ol>{rows}</ol>" if items else ""
+    rows = "".join(f'<li dir="auto">{text(item)}</li>' for item in items)
+    return f"<h3>{text(name)}</h3><ol>{rows}</ol>" if items else ""
 
 
 def _pairs(rows: list[tuple[str, str]]) -> str:
-    cells = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in rows)
+    cells = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in rows)
     return f"<dl>{cells}</dl>" if rows else ""
 
 
 def _signed(value: float, *, plus: str = "+") -> str:
     """Two decimals with a real minus sign; a sign for positive numbers too, unless ``plus`` is empty."""
-    text = f"{value:{plus}.2f}"
-    return f"{0.0:{plus}.2f}".replace("+", "") if float(text) == 0.0 else text.replace("-", "\u2212")
+    shown = f"{value:{plus}.2f}"
+    return f"{0.0:{plus}.2f}".replace("+", "") if float(shown) == 0.0 else shown.replace("-", "\u2212")
