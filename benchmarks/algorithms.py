@@ -4,6 +4,10 @@
 every arm are chosen on seeds of their own by the mean exact match over the budget, then frozen and run once on fresh
 seeds.
 
+``--level model``: a tiny decoder on worlds of the profile ``uncertain``, from the cold start of the preset of that
+name. Group size and learning rate of every arm are chosen on development seeds and frozen likewise; every fresh seed
+has a world and, without ``--start-seed``, a cold start of its own.
+
 A finished run is stored in ``--keep`` as it ends, and never run twice: a stopped benchmark goes on where it was, and
 more seeds or arms add only what is missing. Tables are written there too. Budgets are those at which the mean curve of
 an arm gets to the final exact match of chain GRPO, in sampled tokens and in tool calls, each relative to chain GRPO's
@@ -22,8 +26,10 @@ from pathlib import Path
 # The folder of a script is not on the path under PYTHONSAFEPATH.
 sys.path.insert(0, str(Path(__file__).parent))
 
+import numpy as np
 import torch
-from _algorithms_analysis import ArmResult, Compared, compare, figures, markdown, series
+from _algorithms_analysis import ArmResult, Compared, compare, figures, markdown, series, smoothed
+from _algorithms_model import MODEL_ABLATIONS, MODEL_ARMS, ModelProtocol, Runs, run_models
 from _algorithms_simulator import ABLATIONS, ARMS, BASELINE, FURTHER, Protocol, run_world
 from _algorithms_store import Store
 from _common import Figure, run
@@ -32,16 +38,29 @@ from _turnworld import WORLDS
 from turntree.trainers.report.plots import plot_curve
 
 SIMULATED = (*ARMS, *FURTHER, *ABLATIONS)
+MODELLED = (*(arm.name for arm in MODEL_ARMS), *MODEL_ABLATIONS)
+SMOOTHING = 0.2
+"""Width of the window, as a share of the budget, over which the noisy curves of language models are averaged."""
+ENDS = ("em_sampled_before", "em_sampled", "em_greedy_before", "em_greedy")
+QUICK = ("sft.steps=40", "sft.demonstrations=1000", "trainer.prompts_per_step=8")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--level", nargs="+", choices=["simulator"], default=["simulator"])
-    parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS), help="of the simulator")
-    parser.add_argument("--arms", nargs="+", choices=SIMULATED, default=None, help="of the simulator (all)")
+    parser.add_argument("--level", nargs="+", choices=["simulator", "model"], default=["simulator", "model"])
+    parser.add_argument("--keep", type=Path, default=None, help="folder that keeps the runs, and goes on with them")
+    parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS), help="simulator: worlds")
+    parser.add_argument("--arms", nargs="+", choices=SIMULATED, default=None, help="simulator: only these and grpo")
     parser.add_argument("--seeds", type=int, default=20, help="simulator: fresh seeds of an arm")
     parser.add_argument("--tuning-seeds", type=int, default=2, help="simulator: seeds to tune on (0: no tuning)")
     parser.add_argument("--budget", type=float, default=1.0, help="simulator: share of the worlds' budgets")
-    parser.add_argument("--keep", type=Path, default=None, help="folder that keeps the runs, and goes on with them")
+    known = ModelProtocol()
+    parser.add_argument("--model-arms", nargs="+", choices=MODELLED, default=None, help="model: only these and grpo")
+    parser.add_argument("--model-seeds", nargs="+", type=int, default=known.seeds, help="model: fresh seeds")
+    parser.add_argument("--model-tuning-seeds", nargs="*", type=int, default=known.tuning_seeds,
+                        help="model: development seeds (none: each arm's first group size and rate)")  # fmt: skip
+    parser.add_argument("--tokens", type=int, default=known.tokens, help="model: sampled tokens of a run")
+    parser.add_argument("--start-seed", type=int, default=None, help="model: all start from this seed's cold start")
+    parser.add_argument("--set", nargs="*", default=(), metavar="OPTION=VALUE", help="model: options of every run")
 
 
 def simulator(args: argparse.Namespace, store: Store) -> list[Figure]:
@@ -53,6 +72,24 @@ def simulator(args: argparse.Namespace, store: Store) -> list[Figure]:
         budget = WORLDS[world].tokens * args.budget
         results = list(run_world(store, world, wanted, protocol))
         found += tell(store, f"simulator-{world}", results, budget)
+    return found
+
+
+def model(args: argparse.Namespace, store: Store) -> list[Figure]:
+    """The table of the language model, and how its policies ended on test worlds."""
+    protocol = ModelProtocol(
+        tuple(args.model_seeds), tuple(args.model_tuning_seeds), args.tokens, args.start_seed, tuple(args.set)
+    )
+    wanted = [name for name in MODELLED if not args.model_arms or name in args.model_arms or name == BASELINE]
+    results = list(run_models(Runs(store.folder / "model", store, protocol), wanted))
+    found = tell(store, "model", [smoothed(r, SMOOTHING * args.tokens) for r in results], args.tokens)
+    lines = ["| arm | seeds | test EM, sampled, before | after | greedy, before | after |", "|---|---|---|---|---|---|"]
+    for r in results:
+        ends = {key: float(np.mean([t.extra[key] for t in r.traces.values()])) for key in ENDS}
+        lines.append(f"| {r.name} | {len(r.traces)} | {' | '.join(f'{v:.3f}' for v in ends.values())} |")
+        found += [Figure(f"model {r.name}: test {key.replace('_', ' ')}", v, "EM", "higher") for key, v in ends.items()]
+    print("\n" + "\n".join(lines), flush=True)
+    (store.folder / "model-test.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return found
 
 
@@ -75,10 +112,15 @@ def measure(args: argparse.Namespace) -> list[Figure]:
     gc.set_threshold(100_000, 50, 100)
     torch.set_num_threads(1)
     if args.quick:
-        args.worlds, args.seeds, args.tuning_seeds, args.budget = args.worlds[:1], 4, 0, 0.5
+        args.worlds, args.seeds, args.tuning_seeds, args.budget = args.worlds[:1], 4, 0, 0.2
+        args.model_arms, args.model_seeds, args.model_tuning_seeds = ["grpo", "ours"], [1, 2], []
+        args.tokens, args.start_seed, args.set = 12_000, 1, QUICK
     with tempfile.TemporaryDirectory(prefix="turntree-benchmark-") as tmp:
         store = Store(args.keep or Path(tmp))
-        return simulator(args, store)
+        return [
+            *(simulator(args, store) if "simulator" in args.level else ()),
+            *(model(args, store) if "model" in args.level else ()),
+        ]
 
 
 if __name__ == "__main__":

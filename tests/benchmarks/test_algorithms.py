@@ -109,7 +109,7 @@ def compared(*results: Any, **options: Any) -> dict[str, Any]:
 
 def test_an_arm_that_learns_twice_as_fast_needs_half() -> None:
     speeds = [0.4, 0.5, 0.6, 0.5]
-    rows = compared(result("base", map(line, speeds)), result("fast", [line(2 * s) for s in speeds]))
+    rows = compared(result("base", [line(s) for s in speeds]), result("fast", [line(2 * s) for s in speeds]))
     fast, base = rows["fast"], rows["base"]
     assert (base.to_final.value, base.to_final_calls.value) == (1.0, 1.0)
     assert fast.to_final.value == pytest.approx(0.5, abs=0.01)
