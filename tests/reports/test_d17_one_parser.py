@@ -5,6 +5,8 @@ Format is decided by the parser that the environment acts on, for any text at al
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +37,8 @@ def mutated(draw: st.DrawFn) -> list[str]:
 @settings(max_examples=1000, deadline=None)
 @given(mutated())
 def test_d17_a_valid_format_is_one_that_the_environment_acted_on(turns: list[str]) -> None:
-    env, info, done = ENV, {}, False
+    env, done = ENV, False
+    info: dict[str, Any] = {}
     env.reset(seed=0)
     read = []
     for text in turns:

@@ -50,7 +50,7 @@ def plot_curve(
     x_label: str = "generated tokens",
     y_label: str = "exact match",
 ) -> None:
-    """Draw ``series`` into a PNG file, or an SVG file by the name's ending. Shares (values from 0 to 1) are shown in percent.
+    """Draw ``series`` into a PNG file, or an SVG file by the name's ending. Shares (values from 0 to 1) are in percent.
 
     ``cold_start``: the value before training, drawn as a dashed line. The same data gives the same file.
     """
