@@ -64,7 +64,7 @@ def _ask(payload: bytes, timeout_s: float) -> tuple[Any, list[Any]]:
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise ForkLawError(f"process: the snapshot could not be continued in another process: {last}")
-    answer: tuple[Any, list[Any]] = pickle.loads(done.stdout)
+    answer: tuple[Any, list[Any]] = pickle.loads(done.stdout)  # noqa: S301  # of the child started above
     return answer
 
 
@@ -72,7 +72,7 @@ def _serve() -> None:
     """Read a request from stdin, continue its snapshot, and write the frames to stdout."""
     output, sys.stdout = os.fdopen(os.dup(1), "wb"), sys.stderr
     os.dup2(2, 1)  # what compiled libraries print must not end up in the answer
-    builder, snapshot, actions = pickle.loads(sys.stdin.buffer.read())
+    builder, snapshot, actions = pickle.loads(sys.stdin.buffer.read())  # noqa: S301  # of the parent
     env = builder if isinstance(builder, gymnasium.Env) else gymnasium.make(builder)
     observation, _ = env.reset(options={"snapshot": snapshot})
     with output:

@@ -234,7 +234,7 @@ def _space(config: RunConfig, size: float | None) -> Iterator[Check]:
     level: Level = "ok" if free > max(1.0, keep) else "note"
     means = f"checkpoints of this run may take {keep:.2g} GB" if keep else "where runs are written"
     yield Check("disk", level, f"{free:.3g} GB free under {folder}", means, "" if level == "ok" else "set out=")
-    shared = Path("/dev/shm")
+    shared = Path("/dev/shm")  # noqa: S108  # only looked at
     if not shared.is_dir():
         yield Check(
             "shared memory", "ok", "none", "weights go to vLLM through engine.sync_folder or a temporary folder"

@@ -71,7 +71,7 @@ class VoteCache:
             for start in range(0, len(keys), _CHUNK):
                 part = keys[start : start + _CHUNK]
                 marks = ",".join("?" * len(part))
-                query = f"SELECT key, complete FROM votes WHERE key IN ({marks})"
+                query = f"SELECT key, complete FROM votes WHERE key IN ({marks})"  # noqa: S608  # marks are ?
                 rows = self._file.execute(query, part).fetchall() if self._file is not None else []
                 found.update((str(key), bool(vote)) for key, vote in rows)
         return found

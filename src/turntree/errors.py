@@ -15,6 +15,7 @@ __all__ = [
     "EngineError",
     "MissingExtraError",
     "RankError",
+    "ReplayError",
     "ReplayMissError",
     "RetrievalError",
     "SearchIndexError",

@@ -74,7 +74,7 @@ def serve_studio(root: Path, settings: StudioSettings, *, ready: Callable[[str],
     # Browsers share cookies between the ports of a host: the port keeps two studios apart.
     app = create_app(studio, key=key, cookie=f"turntree_studio_{port}", hosts=hosts)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
-    name = settings.host if not hosts or settings.host not in ("0.0.0.0", "::") else socket.gethostname()
+    name = settings.host if not hosts or settings.host not in ("0.0.0.0", "::") else socket.gethostname()  # noqa: S104
     shown = f"[{name}]" if ":" in name else name
     with contextlib.suppress(KeyboardInterrupt):
         _Announcing(config, lambda: ready(f"http://{shown}:{port}/?key={key}")).run([listener])
@@ -83,7 +83,7 @@ def serve_studio(root: Path, settings: StudioSettings, *, ready: Callable[[str],
 def _reachable(host: str) -> frozenset[str]:
     """Names by which a browser may call this machine, besides localhost."""
     names = {host.lower()}
-    if host in ("0.0.0.0", "::", ""):
+    if host in ("0.0.0.0", "::", ""):  # noqa: S104  # asked for by --host
         names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
         with contextlib.suppress(OSError):
             names |= {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None)}

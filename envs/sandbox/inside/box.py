@@ -15,7 +15,7 @@ from turntree.envs.sandbox.inside import kernel, seccomp
 
 __all__ = ["HOME", "build_root", "enter", "limit", "move_library", "seal"]
 
-HOME = "/tmp"
+HOME = "/tmp"  # noqa: S108  # of the sandbox
 """The only folder in which the code inside can write."""
 
 _USER = 1000
@@ -66,7 +66,7 @@ def _become(user: int) -> None:
 
 def _mount_point() -> str:
     """Any folder: what is below it is out of sight until the root is replaced, and then gone."""
-    return next(path for path in ("/tmp", "/var", "/mnt", "/opt", "/srv") if os.path.isdir(path))
+    return next(path for path in ("/tmp", "/var", "/mnt", "/opt", "/srv") if os.path.isdir(path))  # noqa: S108
 
 
 def _place(source: int, target: str) -> None:
