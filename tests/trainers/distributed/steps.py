@@ -107,6 +107,8 @@ def main() -> None:
             "norm": max(abs(a[1] - b[1]) for i, (a, b) in enumerate(zip(expected, found)) if i != poison),
             "skipped": [i for i, (_, norm) in enumerate(found) if not np.isfinite(norm)],
             "weights": max(distance(a, b) for a, b in zip(own, weights, strict=True)),
+            "weights_mean": sum(float((a - b).abs().sum().detach()) for a, b in zip(own, weights))
+            / sum(a.numel() for a in own),
             "moments": max(
                 distance(states[i][name], moments["state"][i][name])
                 for i in states

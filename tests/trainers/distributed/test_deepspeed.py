@@ -114,12 +114,13 @@ def five_steps(tmp_path: Path, env: dict[str, str], **options: Any) -> dict[str,
 def test_five_steps_of_two_ranks_are_those_of_a_plain_optimiser(
     name: str, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """In float32, to what another order of additions makes: with a learning rate of 1e-3, weights to 2e-5."""
+    """In float32, with a learning rate of 1e-3; for the bounds see :func:`assert_near`."""
     options = VARIANTS[name]
     found = five_steps(tmp_path, environment, **options)
     assert found["loss"] < 2e-6
     assert found["norm"] < 1e-5
-    assert found["weights"] < 2e-5
+    assert found["weights"] < 2e-4
+    assert found["weights_mean"] < 1e-7
     assert found["moments"] < 1e-6
     assert found["skipped"] == ([options["poison"]] if "poison" in options else [])
     assert found["steps"] == 5 - len(found["skipped"])
