@@ -173,8 +173,10 @@ def test_from_a_new_model_to_a_picture(bed: Any, tmp_path: Path) -> None:
     small = ["algorithm=at2po", "algorithm.chains=2", "algorithm.rounds=1", "algorithm.expansions=2", "trainer.steps=2"]
     dev = [f"env.dev_questions={bed.world}", "trainer.eval_every=1", "trainer.eval_questions=4"]
     arguments = [*small, f"model.path={cold / 'model'}", *common, *dev, "trainer.prompts_per_step=2", f"out={run}"]
-    assert "train: 2/2" in turntree("train", *arguments).stdout
-    for name in ("config.yaml", "metrics.jsonl", "curve.png", "tree.html", "model/config.json"):
+    said = turntree("train", *arguments).stdout.splitlines()
+    assert said[0].split()[:5] == ["step", "reward", "right", "valid.", "turns"], "a row a step, also when piped"
+    assert [line.split()[0] for line in said[1:3]] == ["1", "2"]
+    for name in ("config.yaml", "metrics.jsonl", "report.html", "curve.png", "tree.html", "model/config.json"):
         assert (run / name).is_file(), name
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [1, 2]
 

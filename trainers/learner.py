@@ -74,6 +74,7 @@ from turntree.trainers.metrics import step_metrics, update_metrics
 from turntree.trainers.objectives import PolicyObjective, combine_metrics, loss_needs
 from turntree.trainers.packing import Pack, SharedTurns
 from turntree.trainers.preparation import Preparation
+from turntree.trainers.report.run_page import write_page
 from turntree.trainers.rollout import Prompt, Rollout, grow
 from turntree.trainers.run_folder import MetricsLog, RunFolder, SilentLog
 from turntree.trainers.seeds import derive_seed
@@ -437,6 +438,8 @@ class _Run:
                 self._save(self.progress.step)
             if self.ranks.is_main:
                 self._export()
+        if self.ranks.is_main:
+            write_page(self.folder.path)
         return TrainResult(
             folder=self.folder.path,
             progress=self.progress,

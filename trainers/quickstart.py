@@ -27,6 +27,7 @@ from turntree.trainers.doctor import resolve_engine
 from turntree.trainers.learner import TrainResult, train
 from turntree.trainers.remote import refuse_training
 from turntree.trainers.report.run import write_report
+from turntree.trainers.report.run_page import write_page
 from turntree.trainers.run_folder import RunFolder
 from turntree.trainers.scoring import score
 
@@ -39,6 +40,8 @@ SIZES: dict[Split, tuple[int, int]] = {"train": (2500, 8000), "dev": (180, 200),
 
 Report = Callable[[str, int, int, str], None]
 """``report(stage, done, total, note)``: how far a stage has come."""
+
+OnStep = Callable[[int, dict[str, float]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,10 @@ def write_tiny_model(
     return out
 
 
-def quickstart(config: RunConfig, *, report: Report = lambda *_: None) -> dict[str, Any]:
-    """Run all stages in ``config.out`` and return ``summary.json``.
+def quickstart(
+    config: RunConfig, *, report: Report = lambda *_: None, on_step: OnStep = lambda *_: None
+) -> dict[str, Any]:
+    """Run all stages in ``config.out`` and return ``summary.json``; ``on_step`` hears of each training step.
 
     The model that is scored at the end is the one with the best exact match on the dev world during training.
 
@@ -117,7 +122,7 @@ def quickstart(config: RunConfig, *, report: Report = lambda *_: None) -> dict[s
         write_tiny_model(stages.initial, seed=config.seed, head_dim=head_dim, language=language)
     start_model, cold_seconds = _cold_start(stages, config, report)
     before = score_once(stages.configure(config, start_model), stages.before, stage="evaluate before", report=report)
-    result = _train(stages, config, start_model, report)
+    result = _train(stages, config, start_model, report, on_step)
     if result.interrupted:
         return {"interrupted": True, "step": result.progress.step}
     progress = result.progress
@@ -145,6 +150,7 @@ def quickstart(config: RunConfig, *, report: Report = lambda *_: None) -> dict[s
     }
     RunFolder.open(result.folder).write_summary(summary)
     write_report(result.folder)
+    write_page(result.folder)
     return summary
 
 
@@ -175,10 +181,11 @@ def _cold_start(stages: Stages, config: RunConfig, report: Report) -> tuple[Path
     return model, float(json.loads(summary.read_text(encoding="utf-8"))["seconds"])
 
 
-def _train(stages: Stages, config: RunConfig, model: Path, report: Report) -> TrainResult:
+def _train(stages: Stages, config: RunConfig, model: Path, report: Report, on_step: OnStep) -> TrainResult:
     run = replace(stages.configure(config, model), out=str(stages.root), resume=True)
 
     def show(step: int, metrics: dict[str, float]) -> None:
+        on_step(step, metrics)
         report("rl", step, config.trainer.steps, f"reward {metrics['critic/rewards/mean']:.3f}")
 
     return train(run, on_step=show)

@@ -1,4 +1,4 @@
-"""Confidence intervals for means over questions: bootstrap in general, Wilson's for shares."""
+"""Confidence intervals: bootstrap for means over questions, Wilson's for shares, Student's for means over seeds."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ __all__ = [
     "draw_counts",
     "paired_difference",
     "share_interval",
+    "student_mean",
 ]
 
 _CELLS = 4_000_000
@@ -136,6 +137,24 @@ def share_interval(values: ArrayLike, *, confidence: float = 0.95) -> Interval:
     low = 0.0 if mean == 0.0 else center - half
     high = 1.0 if mean == 1.0 else center + half
     return Interval(mean, low, high, n, confidence)
+
+
+def student_mean(values: ArrayLike, *, confidence: float = 0.95) -> Interval:
+    """Mean of ``values``, shape (n,), and Student's t interval (1908): for few values, such as one a seed.
+
+    A bootstrap of so few is too narrow. With one value the bounds are NaN.
+    """
+    if not 0.0 < confidence < 1.0:
+        raise ConfigError(f"expected 0 < confidence < 1, found {confidence}")
+    data = _checked(values)
+    n = int(data.size)
+    mean = float(data.mean()) if n else math.nan
+    if n < 2:
+        return Interval(mean, math.nan, math.nan, n, confidence)
+    from scipy.stats import t
+
+    half = float(t.ppf((1.0 + confidence) / 2.0, n - 1)) * float(data.std(ddof=1)) / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half, n, confidence)
 
 
 def paired_difference(

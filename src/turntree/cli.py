@@ -226,6 +226,25 @@ def view(run: Path, step: int | None, index: int | None, out: Path | None, listi
 
 
 @cli.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=None,
+    help="HTML file (default: report.html in the run; of several runs here).",
+)  # fmt: skip
+@click.option("--ignore", multiple=True, metavar="OPTION",
+    help="Option or section that may differ between runs that are seeds of one another; repeatable.",
+)  # fmt: skip
+def report(runs: tuple[Path, ...], out: Path | None, ignore: tuple[str, ...]) -> None:
+    """Write RUNS as one static page: curves over tokens, tool calls and wall time, results, trees, configuration.
+
+    Several runs are laid over one another: those that differ in their seed only become one curve with a 95 % interval.
+    A folder of runs stands for all of them.
+    """
+    from turntree.commands import run_report
+
+    run_report(runs, out=out, ignore=ignore)
+
+
+@cli.command()
 @click.argument("tree", type=click.Path(exists=True, path_type=Path))
 @click.option("--credit", default=None, help="Name or import path of the rule (default: the run's own, with its args).")
 @click.option("--arg", "arguments", multiple=True, metavar="KEY=VALUE", help="Argument of the rule; repeatable.")

@@ -37,6 +37,7 @@ from turntree.trainers.distributed.setup import AdamW, build_strategy, join_run
 from turntree.trainers.interrupt import stop_on_interrupt
 from turntree.trainers.loggers import check_packages, open_trackers
 from turntree.trainers.remote import refuse_training
+from turntree.trainers.report.run_page import write_page
 from turntree.trainers.rollout import Prompt, Rollout, RolloutStats
 from turntree.trainers.run_folder import MetricsLog, RunFolder
 from turntree.trainers.seeds import derive_seed
@@ -242,6 +243,7 @@ def _finish(
     score = sum(numbers) / len(numbers) if numbers else None
     done = ColdStart(folder.path, model, result, score, len(learnt.rows), metric, len(learnt.dropped))
     folder.write_summary(_summary(done, seed=config.seed))
+    write_page(folder.path)
     return done
 
 

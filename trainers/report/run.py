@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from turntree.trainers.run_folder import RunFolder, read_metrics
 from turntree.trainers.store import TreeStore
 from turntree.trainers.tree import Tree
 
-__all__ = ["list_trees", "step_note", "write_curve", "write_report", "write_tree"]
+__all__ = ["list_trees", "write_curve", "write_report", "write_tree"]
 
 
 NAMES = {
@@ -24,22 +24,7 @@ NAMES = {
     "success": ("success", "Success", "success"),
     "reward": ("reward", "Reward", "reward"),
 }
-"""How a metric is called in a line, in a title and on an axis."""
-
-
-def step_note(metrics: Mapping[str, float]) -> str:
-    """A step in a few words, for progress bars and piped output."""
-    parts = [
-        f"reward {metrics['critic/rewards/mean']:.3f}",
-        f"turns {metrics['num_turns/mean']:.2f}",
-        f"entropy {metrics['tree/entropy']:.3f}",
-        f"tokens {metrics['total/generated_tokens']:,.0f}",
-    ]
-    validated = next((key for key in metrics if key.startswith("validation/")), None)  # the task's metric is the first
-    if validated is not None:
-        name = validated.removeprefix("validation/")
-        parts.append(f"validation {NAMES.get(name, (name,))[0]} {metrics[validated]:.3f}")
-    return "  ".join(parts)
+"""How a metric is called in few words, in a title and on an axis."""
 
 
 def write_report(path: Path) -> None:

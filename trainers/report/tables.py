@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -11,7 +11,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["Column", "StepTable", "format_value", "markdown_table"]
+__all__ = ["Column", "StepTable", "format_value", "markdown_table", "steps_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,11 @@ class StepTable:
     Columns that do not fit the terminal's width are left out from the right; a pipe gets all of them.
     """
 
-    def __init__(self, columns: Sequence[Column], *, file: IO[str] | None = None) -> None:
-        self.console = Console(file=file, highlight=False, soft_wrap=True)
+    def __init__(
+        self, columns: Sequence[Column], *, file: IO[str] | None = None, console: Console | None = None
+    ) -> None:
+        """``console``: a shared one, such as that of progress bars; without it ``file`` (stdout) gets its own."""
+        self.console = console or Console(file=file)
         limit = self.console.width if self.console.is_terminal else math.inf
         self.columns = _fitting(columns, limit)
         self._headed = False
@@ -48,11 +51,46 @@ class StepTable:
 
     def note(self, text: str) -> None:
         """A line between the rows."""
-        self.console.print(Text(text, style="dim" if self.console.is_terminal else ""))
+        self._say(Text(text, style="dim" if self.console.is_terminal else ""))
 
     def _print(self, cells: Sequence[str], style: str) -> None:
         line = "  ".join(_right(cell, column.width) for cell, column in zip(cells, self.columns))
-        self.console.print(Text(line.rstrip(), style=style if self.console.is_terminal else ""))
+        self._say(Text(line.rstrip(), style=style if self.console.is_terminal else ""))
+
+    def _say(self, line: Text) -> None:
+        self.console.print(line, soft_wrap=True, highlight=False)
+
+
+_STEPS = (
+    Column("step", "step", "d", 6),
+    Column("critic/rewards/mean", "reward", ".3f", 7),
+    Column("right", "right", ".3f", 6),
+    Column("validation", "valid.", ".3f", 6),
+    Column("num_turns/mean", "turns", ".2f", 5),
+    Column("total/generated_tokens", "tokens", ",d", 11),
+    Column("total/tool_calls", "calls", ",d", 8),
+    Column("timing_s/step", "seconds", ".1f", 7),
+    Column("tree/entropy", "entropy", ".3f", 7),
+    Column("tree/mixed_groups", "mixed", ".0%", 5),
+    Column("response_length/mean", "length", ",d", 6),
+    Column("actor/grad_norm", "grad", ".3g", 8),
+)
+
+
+def steps_table(console: Console) -> Callable[[int, Mapping[str, Any]], None]:
+    """``show(step, metrics)``: a row a training step on ``console``; those with a validation stand out.
+
+    ``right`` is the share of right rollouts, ``valid.`` the task's metric on the validation tasks.
+    """
+    table = StepTable(_STEPS, console=console)
+
+    def show(step: int, metrics: Mapping[str, Any]) -> None:
+        right = next((metrics[k] for k in ("tree/reward/em", "tree/reward/success") if k in metrics), None)
+        validated = next((value for key, value in metrics.items() if key.startswith("validation/")), None)
+        row = {**metrics, "step": step, "right": right, "validation": validated}
+        table.row(row, style="" if validated is None else "bold")
+
+    return show
 
 
 def format_value(value: Any, spec: str = ".3f") -> str:

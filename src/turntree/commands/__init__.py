@@ -5,6 +5,7 @@ from turntree.commands.console import Stopped, resumable
 from turntree.commands.look import run_audit, run_check_env, run_doctor, run_explain, run_view
 from turntree.commands.make import run_model, run_world
 from turntree.commands.plan import run_plan
+from turntree.commands.report import run_report
 from turntree.commands.rltr import run_rltr
 from turntree.commands.runs import run_coldstart, run_evaluate, run_quickstart, run_sft, run_train
 from turntree.commands.search import run_index_build, run_index_info, run_index_search
@@ -26,6 +27,7 @@ __all__ = [
     "run_model",
     "run_plan",
     "run_quickstart",
+    "run_report",
     "run_rltr",
     "run_serve",
     "run_sft",

@@ -83,8 +83,11 @@ def _columns() -> tuple[ProgressColumn, ...]:
 
 
 @contextmanager
-def stage_bars() -> Iterator[Callable[[str, int, int, str], None]]:
-    """One progress bar a stage; piped output gets a line each time a tenth of a stage is done."""
+def stage_bars(*, tabled: Sequence[str] = ()) -> Iterator[Callable[[str, int, int, str], None]]:
+    """One progress bar a stage; piped output gets a line each time a tenth of a stage is done.
+
+    ``tabled``: stages of which every step is a row of a table; those get no lines beside it.
+    """
     with Progress(*_columns(), console=console, disable=not console.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
         tenths: dict[str, int] = {}
@@ -94,7 +97,7 @@ def stage_bars() -> Iterator[Callable[[str, int, int, str], None]]:
                 tasks[stage] = bars.add_task(stage, total=total, note="")
             bars.update(tasks[stage], completed=done, note=note)
             tenth = 10 * done // max(total, 1)
-            if not console.is_terminal and tenths.get(stage) != tenth:
+            if not console.is_terminal and stage not in tabled and tenths.get(stage) != tenth:
                 tenths[stage] = tenth
                 say(f"{stage}: {done}/{total} {note}")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from turntree.commands.console import Stopped, free_path, resumable, resume_hint, say, say_json, stage_bars
+from turntree.commands.console import Stopped, console, free_path, resumable, resume_hint, say, say_json, stage_bars
 from turntree.errors import EngineError
 from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
@@ -34,19 +34,23 @@ def run_train(overrides: Sequence[str]) -> None:
     if _in_ranks("train", overrides, config):
         return
     from turntree.trainers.learner import train
-    from turntree.trainers.report.run import step_note, write_report
+    from turntree.trainers.report.run import write_report
+    from turntree.trainers.report.tables import steps_table
 
     with resumable("train", overrides):
-        with stage_bars() as report:
+        with stage_bars(tabled=["train"]) as report:
+            table = steps_table(console)
 
             def show(step: int, metrics: dict[str, float]) -> None:
-                report("train", step, config.trainer.steps, step_note(metrics))
+                table(step, metrics)
+                report("train", step, config.trainer.steps, "")
 
             result = train(config, on_step=show)
         if not is_first_rank():
             return
         write_report(result.folder)
         say(f"run folder: {result.folder}")
+        say(f"report: {result.folder / 'report.html'}")
         if result.interrupted:
             raise Stopped(f"stopped after step {result.progress.step}; {resume_hint('train', overrides)}")
 
@@ -147,10 +151,11 @@ def run_quickstart(overrides: Sequence[str]) -> None:
     preset = [] if any(o.startswith("experiment=") for o in overrides) else ["experiment=quickstart"]
     config = compose([*preset, *overrides])
     from turntree.trainers.quickstart import quickstart
+    from turntree.trainers.report.tables import steps_table
 
     with resumable("quickstart", overrides):
-        with stage_bars() as report:
-            summary = quickstart(config, report=report)
+        with stage_bars(tabled=["rl"]) as report:
+            summary = quickstart(config, report=report, on_step=steps_table(console))
         if summary.get("interrupted"):
             raise Stopped(f"stopped after step {summary['step']}; {resume_hint('quickstart', overrides)}")
     say_json(summary)
