@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -61,6 +61,7 @@ from turntree.trainers.collector import Collected, PromptStream, TreeCollector, 
 from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
 from turntree.trainers.credit import credit_needs
+from turntree.trainers.diagnosis import Skipped, stop_diverged
 from turntree.trainers.distributed.setup import AdamW, build_strategy, join_run
 from turntree.trainers.distributed.share import fingerprint, share_rollout
 from turntree.trainers.distributed.strategy import Gathered, Single, Strategy
@@ -90,6 +91,7 @@ from turntree.trainers.task import (
 )
 from turntree.trainers.updates import update
 from turntree.trainers.value_head import ValueHead
+from turntree.trainers.watch import turn_metrics, watch
 
 _log = logging.getLogger(__name__)
 
@@ -141,8 +143,8 @@ class PolicyStepper(OptimizationStepper):  # type: ignore[misc]
     """One optimiser step over the packs of a mini-batch, with global denominators.
 
     ``optimizer`` is a torch optimiser of the objective's parameters, or the strategy of a run, which has one and clips.
-    A step whose gradient is not finite is skipped and counted (``skipped``); weights and moments stay as they were.
-    ``updates`` counts every step, skipped ones too; the warm-up follows it.
+    A step whose gradient is not finite is skipped and counted (``skipped``, ``in_a_row``); weights and moments stay as
+    they were, and ``on_skip`` is told. ``updates`` counts every step, skipped ones too; the warm-up follows it.
     """
 
     def __init__(
@@ -152,8 +154,10 @@ class PolicyStepper(OptimizationStepper):  # type: ignore[misc]
         *,
         max_grad_norm: float = 0.0,
         warmup_steps: int,
+        on_skip: Callable[[Skipped], None] | None = None,
     ) -> None:
         self.objective = objective
+        self.on_skip = on_skip
         if isinstance(optimizer, torch.optim.Optimizer):
             optimizer = Single(objective.network, optimizer, parameters=objective.parameters(), clip=max_grad_norm)
         self.optimizer: Strategy = optimizer
@@ -161,6 +165,7 @@ class PolicyStepper(OptimizationStepper):  # type: ignore[misc]
         self.learning_rates = [group["lr"] for group in optimizer.param_groups]
         self.updates = 0
         self.skipped = 0
+        self.in_a_row = 0
         self.history: list[dict[str, float]] = []
 
     def step(self, trainer: Trainer, sub_batch: TensorDictBase) -> TensorDict:
@@ -179,9 +184,12 @@ class PolicyStepper(OptimizationStepper):  # type: ignore[misc]
 
         outputs, norm = update(self.optimizer, packs, loss)
         self.updates += 1
-        if not math.isfinite(norm):
+        self.in_a_row = 0 if math.isfinite(norm) else self.in_a_row + 1
+        if self.in_a_row:
             self.skipped += 1
             _log.warning("update %d was skipped: the norm of its gradient is %s", self.updates, norm)
+            if self.on_skip is not None:
+                self.on_skip(Skipped(packs, outputs, norm))
         metrics = {**combine_metrics(outputs), "grad_norm": norm}
         self.history.append(metrics)
         return TensorDict({k: torch.tensor(v, dtype=torch.float64) for k, v in metrics.items()}, batch_size=[])
@@ -211,6 +219,8 @@ class Progress:
     seconds: float = 0.0
     best_score: float | None = None
     best_step: int | None = None
+    skipped_in_a_row: int = 0
+    watched: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +286,9 @@ class _Run:
         self.preparation = self._preparation()
         self.strategy = self._strategy()
         self.objective = self._objective()
-        self.stepper = PolicyStepper(self.objective, self.strategy, warmup_steps=config.trainer.warmup_steps)
+        self.stepper = PolicyStepper(
+            self.objective, self.strategy, warmup_steps=config.trainer.warmup_steps, on_skip=self._skipped
+        )
         self.fingerprint = config_fingerprint(asdict(config), RESUME_KEYS)
         # A server may hold anything, or take no weights at all.
         self.bench.engine.update_weights(0)
@@ -422,6 +434,8 @@ class _Run:
     def train(self) -> TrainResult:
         judges = ExitStack()
         judges.callback(close_all, self.scorer, self.finisher, self.dev_finisher)
+        if self.ranks.is_main:  # also of a run that fails
+            judges.callback(write_page, self.folder.path)
         with (
             closing(self.bench),
             judges,
@@ -438,8 +452,6 @@ class _Run:
                 self._save(self.progress.step)
             if self.ranks.is_main:
                 self._export()
-        if self.ranks.is_main:
-            write_page(self.folder.path)
         return TrainResult(
             folder=self.folder.path,
             progress=self.progress,
@@ -470,6 +482,7 @@ class _Run:
             self.strategy.adopt()
             self.saved_step = self.progress.step
             self.stepper.updates, self.stepper.skipped = self.progress.updates, self.progress.skipped
+            self.stepper.in_a_row = self.progress.skipped_in_a_row
             self.bench.engine.update_weights(self.progress.step)
         if not self.ranks.is_main:
             return SilentLog()
@@ -565,6 +578,7 @@ class _Run:
         self._count(collected, step)
         collected.metrics["timing_s/update_actor"] = time.monotonic() - self.update_start
         collected.metrics.update(update_metrics(self.stepper.take_metrics()) | step_metrics(collected.metrics))
+        collected.metrics.update(self._watch(collected))
         if self.ranks.is_main:
             advantages = by_node(collected.groups, collected.advantages)
             self.store.write(step, collected.rollout.groups, advantages, token_columns(collected))
@@ -599,12 +613,41 @@ class _Run:
         progress = self.progress
         progress.step, progress.prompt_batches = step, collected.prompt_batches
         progress.updates, progress.skipped = self.stepper.updates, self.stepper.skipped
+        progress.skipped_in_a_row = self.stepper.in_a_row
         progress.generated_tokens += stats.generated_tokens
         progress.tool_calls += stats.tool_calls
         progress.trajectories += stats.trajectories
         now = time.monotonic()
         progress.seconds += now - self.clock
         self.clock = now
+
+    def _watch(self, collected: Collected) -> dict[str, float]:
+        """Numbers and alarms of the collapse watch; all ranks have the same trees and metrics."""
+        options = self.config.watch
+        trees = [tree for group in collected.groups for tree in group.trees]
+        measured = turn_metrics(trees, ngram=options.ngram)
+        found = watch({**collected.metrics, **measured}, self.progress.watched, options)
+        self.progress.watched = found.memory
+        for message in found.messages if self.ranks.is_main else ():
+            _log.warning("step %d: %s", self.progress.step, message)
+        return {**measured, **found.alarms}
+
+    def _skipped(self, skipped: Skipped) -> None:
+        """Stop the run, with the batch saved, where too many updates in a row were skipped."""
+        limit = self.config.trainer.max_skipped_updates
+        if limit is None or self.stepper.in_a_row < limit:
+            return
+        step = self._current().step + 1
+        self.ranks.main(
+            lambda: stop_diverged(
+                self.folder.path / "diagnosis" / f"step-{step:06d}",
+                skipped,
+                self.objective,
+                step=step,
+                in_a_row=self.stepper.in_a_row,
+                newest=latest_checkpoint(self.folder.checkpoints),
+            )
+        )
 
     def _written(self) -> dict[str, float]:
         """What the summariser of the rollouts used since the last step, apart from the policy."""
