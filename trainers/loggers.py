@@ -6,6 +6,7 @@ reported once and left alone. Configurations reach it with secrets taken out.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import logging
@@ -282,9 +283,7 @@ class _TorchRL:
     def _close(self) -> None:
         self.logger.close()
         if self.name == "mlflow":  # closing the logger leaves its run open until the process ends
-            import mlflow
-
-            mlflow.end_run()
+            importlib.import_module("mlflow").end_run()
 
     def _try(self, action: Callable[[], Any]) -> None:
         if self.failed:

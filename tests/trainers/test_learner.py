@@ -215,6 +215,7 @@ def test_ctrl_c_saves_the_step_that_was_finished(bed: Any, make_config: MakeConf
     handler = signal.getsignal(signal.SIGINT)
     result = interrupted_run(make_config(*options), at=1)
     assert (result.progress.step, result.interrupted) == (1, True)
+    assert "not finished: step 1 of" in (result.folder / "report.html").read_text(encoding="utf-8")
     assert state(run)[0] == 1
     assert result.evaluation is None, "Ctrl-C must not start a validation"
     assert signal.getsignal(signal.SIGINT) == handler
