@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import logging
@@ -23,7 +24,9 @@ from turntree.trainers.run_folder import MetricsLog, RunFolder
 CONFIG = {"seed": 3, "algorithm": {"name": "at2po"}, "search": {"args": {"api_key": "very-secret", "url": "http://x"}}}
 
 
-def write(run: RunFolder, names: list[str], steps: range, *, resume_step: int | None = None, **arguments: Any) -> None:
+def write(
+    run: RunFolder, names: list[str], steps: range, *, resume_step: int | None = None, arguments: Any = None
+) -> None:
     trackers = open_trackers(names, run.path, arguments=arguments, config=CONFIG, resume_step=resume_step)
     with MetricsLog(run.metrics_file, trackers=trackers, resume_step=resume_step) as log:
         for step in steps:
@@ -60,8 +63,7 @@ def stored(file: Path) -> Iterator[bytes]:
 def test_wandb_writes_into_the_run_folder_and_asks_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripted_server: Any
 ) -> None:
-    from wandb.proto import wandb_internal_pb2
-
+    records: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("WANDB_BASE_URL", scripted_server.url.removesuffix("/retrieve"))
     run = RunFolder.create(tmp_path / "run", {})
@@ -73,9 +75,9 @@ def test_wandb_writes_into_the_run_folder_and_asks_nobody(
     assert not scripted_server.requests, "nobody was asked"
 
     history: dict[int, dict[str, Any]] = {}
-    raw = b"".join(records := list(stored(next(first.glob("*.wandb")))))
-    for data in records:
-        record = wandb_internal_pb2.Record()
+    raw = b"".join(stored(next(first.glob("*.wandb"))))
+    for data in stored(next(first.glob("*.wandb"))):
+        record = records.Record()
         record.ParseFromString(data)
         if record.HasField("history"):
             row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
@@ -146,7 +148,7 @@ def test_a_logger_of_ones_own_that_fails_costs_no_run(
     monkeypatch.setitem(sys.modules, "users_logger", module)
     run = RunFolder.create(tmp_path / "run", {})
     with caplog.at_level(logging.WARNING):
-        write(run, ["users_logger:Wreck"], range(1, 4), **{"users_logger:Wreck": {"room": 1}})
+        write(run, ["users_logger:Wreck"], range(1, 4), arguments={"users_logger:Wreck": {"room": 1}})
     assert Wreck.last.seen == [1, 2]
     assert Wreck.last.arguments == {"room": 1}
     assert Wreck.last.told["search.args.api_key"] == "(hidden)"

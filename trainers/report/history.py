@@ -172,9 +172,20 @@ class RunHistory:
         foreign = self.last.get("actions/unparsed_frac")
         if foreign is not None and foreign > 0.1:
             yield f"{foreign:.0%} of the last step's turns look like calls in another dialect."
+        yield from self._alarms()
         gap = self.last.get("mismatch/mean")
         if gap is not None and gap > 0.05:
             yield f"Engine and trainer differ by {gap:.3f} nats a token in the last step."
+
+    def _alarms(self) -> Iterator[str]:
+        """Of the collapse watch, and why a run gave up."""
+        for key in dict.fromkeys(key for row in self.rows for key in row if key.startswith("alarm/")):
+            rang = [int(row["step"]) for row in self.rows if row.get(key)]
+            if rang:
+                steps = f"step {rang[0]}" if len(rang) == 1 else f"{len(rang)} steps from {rang[0]} on"
+                yield f"The alarm for {key.removeprefix('alarm/')} rang in {steps}."
+        for place in sorted(self.folder.glob("diagnosis/step-*")):
+            yield f"The run gave up because gradients were not finite: see {place.relative_to(self.folder)}."
 
 
 def trailing_mean(values: np.ndarray, window: int) -> np.ndarray:
