@@ -46,7 +46,7 @@ def render_runs(groups: Sequence[RunGroup], found: Sequence[Mismatch]) -> str:
     parts = [
         ("Results", _results(groups)),
         ("Curves", "".join(_curves(groups, axes))),
-        ("Differences", _differences(found)),
+        ("Differences", _differences(found, len(groups))),
         ("Runs", _runs(groups)),
     ]
     sections = [(name, body) for name, body in parts if body]
@@ -206,19 +206,26 @@ def _line(group: RunGroup, mean: Mean, colour: int, chart: Chart) -> Line:
 _WORDS = {"breaks": "not comparable", "explains": "may explain it", "notes": "note"}
 
 
-def _differences(found: Sequence[Mismatch]) -> str:
+def _differences(found: Sequence[Mismatch], groups: int) -> str:
     rows = [
         [
             f"{text(m.key)}<small>{text(m.where)}</small>",
-            f'<span class="weight {m.weight}">{_WORDS[m.weight]}</span>',
+            _weight(m),
             "".join(
-                f"<div><code>{text(_cut(value))}</code> <small>{text(', '.join(groups))}</small></div>"
-                for value, groups in m.values.items()
+                f"<div><code>{text(_cut(value))}</code> "
+                f"<small>{text('all groups' if len(having) == groups > 1 else ', '.join(having))}</small></div>"
+                for value, having in m.values.items()
             ),
         ]
         for m in found
     ]
     return table(["", "", "values, and the groups that have them"], rows) if rows else ""
+
+
+def _weight(mismatch: Mismatch) -> str:
+    if mismatch.within and mismatch.weight == "breaks":
+        return '<span class="weight explains">seeds differ</span>'
+    return f'<span class="weight {mismatch.weight}">{_WORDS[mismatch.weight]}</span>'
 
 
 def _cut(value: str, limit: int = 90) -> str:

@@ -89,7 +89,7 @@ def _head(run: RunHistory) -> str:
         f"seed {run.seed}",
         f"step {run.step}{planned}",
         run.options.get("env.id"),
-        run.options.get("model.path"),
+        "/".join(Path(str(run.options.get("model.path") or "")).parts[-2:]),
     ]
     chips = "".join(f"<li>{text(item)}</li>" for item in about if item)
     tiles = "".join(

@@ -86,7 +86,7 @@ def line_chart(
     """
     values = np.concatenate([np.asarray(v) for line in lines for v in _heights(line)] or [np.zeros(0)])
     values = np.append(values, reference[1]) if reference else values
-    xs = np.concatenate([line.x for line in lines] or [np.zeros(0)])
+    xs = np.concatenate([x for line in lines for x in (line.x, *(under for under, _ in line.faint))] or [np.zeros(0)])
     values, xs = values[np.isfinite(values)], xs[np.isfinite(xs)]
     if not values.size or not xs.size:
         return ""
