@@ -35,7 +35,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglo
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-SECTIONS = "model|agent|eval|rltr|env|search|reward|engine|openai|sampling|algorithm|trainer|cluster|sft"
+SECTIONS = "model|agent|eval|rltr|env|search|reward|engine|openai|sampling|algorithm|trainer|watch|cluster|sft"
 OPTION = re.compile(rf"`((?:{SECTIONS})\.[a-z_][a-z_0-9.]*)(?:=[^`]*)?`")
 
 

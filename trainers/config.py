@@ -23,6 +23,7 @@ from turntree.trainers.loggers import check_names
 from turntree.trainers.options import at_least, finite, one_of, opt
 from turntree.trainers.plan import Schedule
 from turntree.trainers.rltr_config import RltrConfig
+from turntree.trainers.watch_config import WatchConfig
 
 __all__ = [
     "AgentConfig",
@@ -235,6 +236,9 @@ class TrainerConfig:
     weight_decay: float = opt(0.0, "decoupled weight decay.")
     adam_beta2: float = opt(0.999, "second-moment decay of AdamW.")
     max_grad_norm: float = opt(1.0, "gradients are clipped to this norm.")
+    max_skipped_updates: int | None = opt(
+        5, "stop after so many updates in a row whose gradient is not finite, and save the batch (null: go on)."
+    )
     max_pack_tokens: int = opt(4096, "unique tokens of one forward pass.")
     activation_checkpointing: bool = opt(
         False, "compute activations again in the backward pass: less memory, more time."
@@ -277,7 +281,14 @@ class TrainerConfig:
             "store_max_mb",
         ):
             at_least(f"trainer.{name}", getattr(self, name), 1)
-        for name in ("prompts_per_update", "max_concurrent_trees", "max_generated_tokens", "threads", "eval_questions"):
+        for name in (
+            "prompts_per_update",
+            "max_concurrent_trees",
+            "max_generated_tokens",
+            "max_skipped_updates",
+            "threads",
+            "eval_questions",
+        ):
             at_least(f"trainer.{name}", getattr(self, name), 1)
         one_of("trainer.schedule", self.schedule, get_args(Schedule))
         check_names(self.loggers, self.logger_args)
@@ -342,6 +353,7 @@ class RunConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
     deepspeed: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     coldstart: ColdStartConfig = field(default_factory=ColdStartConfig)

@@ -47,7 +47,7 @@ def update(
         loss: the pack's share of the mini-batch's loss (shares add up to it), and what to report of the pack.
 
     Returns what ``loss`` reported of all packs, in an order that is the same on every rank, and the norm of the whole
-    gradient before clipping; where it is not finite nothing was stepped.
+    gradient before clipping; where it, or the loss of a pack, is not finite nothing was stepped.
     """
     ranks = strategy.ranks
     targets = [int(column(pack, "tokens", "loss_mask").sum()) for pack in packs]
@@ -63,7 +63,8 @@ def update(
             strategy.backward(None)
         else:
             value, report = loss(packs[index])
-            strategy.backward(value)
+            # A loss may be infinite where its gradient is not: nothing may be learnt from it either.
+            strategy.backward(value if torch.isfinite(value) else value * float("nan"))
             reports.append(report)
     norm = strategy.step()
     return [report for part in ranks.gather(reports) for report in part], norm

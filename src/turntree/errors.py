@@ -12,6 +12,7 @@ __all__ = [
     "ConfigError",
     "CostLimitError",
     "DataError",
+    "DivergenceError",
     "EngineError",
     "MissingExtraError",
     "RankError",
@@ -80,6 +81,10 @@ class TemplateError(TurnTreeError):
 
 class CheckpointError(TurnTreeError):
     """A checkpoint or run folder is missing, incomplete, or belongs to another configuration."""
+
+
+class DivergenceError(TurnTreeError):
+    """Updates were skipped one after another because their gradients are not finite; the batch was saved."""
 
 
 class RankError(TurnTreeError):
