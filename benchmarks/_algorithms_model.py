@@ -1,8 +1,8 @@
 """The second level of the algorithm benchmark: a tiny decoder on worlds of the profile ``uncertain``.
 
-World, initial model and cold start belong to a seed and are the same for all arms; with ``start_seed`` the cold start
-of one seed serves all, since names are made of the same words in every world. Every arm has its own group sizes and
-learning rates to choose from, on seeds of their own. A rollout is used for two updates or more.
+World, initial model and cold start belong to a seed and are the same for all arms. With ``start_seed`` those of one
+seed serve all: seeds then differ in the order of questions and in draws, and say nothing about other worlds. Every arm
+has its own group sizes and learning rates to choose from, on seeds of their own. A rollout is used for two updates.
 
 The learning curve is the exact match of the first chains of every rollout, before any expansion: draws of the policy as
 it is then, on questions that no rollout had before. The policy at the end is scored on the test world, whose names and
@@ -45,7 +45,7 @@ SIZES: dict[Split, tuple[int, int]] = {"train": (1200, 8000), "dev": (180, 100),
 @dataclass(frozen=True, slots=True)
 class ModelProtocol:
     """How much is run: fresh seeds, development seeds to choose on (none: each arm's first choice), sampled tokens of a
-    run, the seed whose cold start all use (None: each its own), and options of every run."""
+    run, the seed whose world and cold start all use (None: each its own), and options of every run."""
 
     seeds: tuple[int, ...] = (11, 12, 13, 14, 15)
     tuning_seeds: tuple[int, ...] = (1,)
@@ -128,7 +128,7 @@ class Runs:
             [f"experiment={PRESET}", *options, "algorithm.kl_coef=0", "algorithm.entropy_coef=0", f"seed={seed}",
              "trainer.eval_every=0", *self.protocol.options]
         )  # fmt: skip
-        files = {split: str(self.folder(seed) / "worlds" / split / "questions.jsonl") for split in SIZES}
+        files = {split: str(self.folder(self.start_of(seed)) / "worlds" / split / "questions.jsonl") for split in SIZES}
         env = replace(config.env, questions=files["train"], test_questions=files["test"])
         return replace(config, env=env)
 
@@ -136,7 +136,7 @@ class Runs:
         return self.root / f"seed-{seed}"
 
     def start_of(self, seed: int) -> int:
-        """The seed whose cold start ``seed`` uses."""
+        """The seed whose world and cold start ``seed`` uses."""
         return seed if self.protocol.start_seed is None else self.protocol.start_seed
 
     def worlds(self, seed: int) -> None:
@@ -148,9 +148,8 @@ class Runs:
 
     def start(self, seed: int) -> Path:
         """The cold start's model; worlds, model and training are made where they are not there yet."""
+        seed = self.start_of(seed)
         self.worlds(seed)
-        if self.start_of(seed) != seed:
-            return self.start(self.start_of(seed))
         folder = self.folder(seed)
         if not (folder / "initial-model" / "config.json").is_file():
             write_tiny_model(folder / "initial-model", seed=seed, style="vague")
@@ -176,7 +175,7 @@ class Runs:
         """Train until the tokens are used; the folder goes once the curve is read."""
         began = time.perf_counter()
         model = self.start(seed)
-        before = self.scored(seed, model, self.folder(seed) / "evaluation-before")
+        before = self.scored(seed, model, self.folder(self.start_of(seed)) / "evaluation-before")
         out = self.folder(seed) / "-".join(
             [name, *(o.rpartition("=")[2].rpartition(":")[2] for o in options), f"{rate:g}"]
         )

@@ -59,7 +59,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model-tuning-seeds", nargs="*", type=int, default=known.tuning_seeds,
                         help="model: development seeds (none: each arm's first group size and rate)")  # fmt: skip
     parser.add_argument("--tokens", type=int, default=known.tokens, help="model: sampled tokens of a run")
-    parser.add_argument("--start-seed", type=int, default=None, help="model: all start from this seed's cold start")
+    parser.add_argument("--start-seed", type=int, default=None, help="model: world and cold start of this seed for all")
     parser.add_argument("--set", nargs="*", default=(), metavar="OPTION=VALUE", help="model: options of every run")
 
 
