@@ -17,9 +17,6 @@ __all__ = ["Item", "activation_bytes", "engine_items", "logit_bytes", "trainer_i
 _HEAD_PIECE = 4096
 """Positions of a vocabulary projection at a time (``turntree.trainers.forward``)."""
 
-_GATHERED = 1.03
-"""Rows that packed attention copies because paths share them, and statistics of norms and soft-max: some per cent."""
-
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -45,15 +42,16 @@ def activation_bytes(shape: ModelShape, tokens: float, size: int, *, recompute: 
     """Bytes that a forward pass over ``tokens`` packed tokens keeps for the backward pass, logits left out.
 
     A layer keeps, in numbers a token: input, normalised input and its weighted copy of two norms (in float32 where the
-    weights are not), queries, keys and values widened to the query heads, and the attention's output twice; gate, its
-    activation, up and their product. With ``recompute`` only layers' inputs, and all of that for one layer.
+    weights are not), queries, keys and values widened to the query heads, the attention's output and about half as much
+    of rows that paths share; gate, its activation, up and their product. With ``recompute`` only layers' inputs, and
+    all of that for one layer.
     """
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     norms = (6 if size == 4 else 9) * shape.hidden
-    layer = norms + 5 * q + 4 * shape.inner + (2 * q + 2 * kv) * shape.normed
+    layer = norms + 4.5 * q + 4 * shape.inner + (2 * q + 2 * kv) * shape.normed
     last = norms / 2 + shape.hidden
     layers = shape.hidden * shape.layers + layer if recompute else layer * shape.layers
-    return tokens * (layers + last) * size * _GATHERED
+    return tokens * (layers + last) * size
 
 
 def logit_bytes(shape: ModelShape, targets: float, size: int) -> float:
