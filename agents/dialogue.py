@@ -227,8 +227,7 @@ class Dialogue:
         match = find_stop(text, (stop,))
         if match is None:
             raise _stripped(stop, text)
-        cut = tokens_to_stop(self.tokenizer, ids, (stop,))
-        overrun = cut is not None and cut[0] < len(ids)
+        overrun = find_stop(decode(self.tokenizer, ids[:-1]), (stop,)) is not None
         return TurnText(text[: match[0]], finish, stop, text[match[0] :], overrun)
 
     def cut_at_stop(self, generation: Generation, stops: Sequence[str], *, max_tokens: int | None = None) -> Generation:

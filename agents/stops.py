@@ -26,11 +26,13 @@ def tokens_to_stop(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str
 
     The completing token counts whole, even when the string ends inside it.
     """
-    if not stops or find_stop(decode(tokenizer, ids), stops) is None:
+    match = find_stop(decode(tokenizer, ids), stops) if stops else None
+    if match is None:
         return None
     low, high = 1, len(ids)
     if find_stop(decode(tokenizer, ids[:-1]), stops) is None:  # nearly always: an engine stops at the stop string
-        low = high
+        return high, match[1]
+    high -= 1
     while low < high:
         middle = (low + high) // 2
         if find_stop(decode(tokenizer, ids[:middle]), stops) is None:
