@@ -92,9 +92,9 @@ def _finish(node: Node, lengths: Lengths, rng: np.random.Generator, tokens: Call
         node = node.add_child(child)
 
 
-def chains_of(group: Group) -> Group:
-    """The same trajectories, nothing shared: each leaf in a tree of its own, in the same order."""
-    trees = []
+def chains_of(group: Group) -> list[Group]:
+    """The same trajectories, nothing shared: each leaf in a tree and a group of its own, in the same order."""
+    groups = []
     for index, leaf in enumerate(group.scored_leaves()):
         path = leaf.trajectory()
         root = Node(observation_ids=(path[0].parent or path[0]).observation_ids)
@@ -110,5 +110,6 @@ def chains_of(group: Group) -> Group:
                     reward=node.reward,
                 )
             )
-        trees.append(Tree(root, group.uid, index))
-    return Group(group.uid, trees)
+        uid = f"{group.uid}-{index}"
+        groups.append(Group(uid, [Tree(root, uid, 0)]))
+    return groups

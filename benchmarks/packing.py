@@ -81,7 +81,7 @@ def _prepare(shape: Shape, seed: int, *, rows_a_pass: int = ROWS) -> dict[str, C
     """
     group = grow_group(shape, seed, vocabulary=VOCABULARY)
     packs = pack_groups([group], max_pack_tokens=1 << 30)
-    chains = pack_groups([chains_of(group)], max_pack_tokens=1 << 30)
+    chains = pack_groups(chains_of(group), max_pack_tokens=1 << 30)
     weights = torch.from_numpy(np.random.default_rng(1).normal(size=_occurrences(packs))).float()
     rows, targets = _rows(chains[0]), _targets(chains[0])
     return {
@@ -191,7 +191,7 @@ def _mean(values: Sequence[float]) -> float:
 def _sizes(shape: Shape, seed: int) -> dict[str, float]:
     """Tokens of all rows, unpadded and padded, by unique tokens."""
     group = grow_group(shape, seed, vocabulary=VOCABULARY)
-    [pack], [chains] = (pack_groups([g], max_pack_tokens=1 << 30) for g in (group, chains_of(group)))
+    [pack], [chains] = (pack_groups(gs, max_pack_tokens=1 << 30) for gs in ([group], chains_of(group)))
     unique, lengths = len(column(pack, "tokens", "ids")), [len(row) for row in _rows(chains)]
     return {"flat": sum(lengths) / unique, "padded": max(lengths) * len(lengths) / unique}
 

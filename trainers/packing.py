@@ -83,7 +83,7 @@ class _Leaf:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Leaves of one tree that are packed together, depth first, and how many tokens they need."""
+    """Leaves of one tree, or of trees below one prompt, that are packed depth first, and how many tokens they need."""
 
     leaves: tuple[_Leaf, ...]
     size: int
@@ -92,8 +92,9 @@ class _Part:
 def pack_groups(groups: Sequence[Group], *, max_pack_tokens: int, shared_turns: SharedTurns = "per_leaf") -> list[Pack]:
     """Pack the scored leaves of ``groups`` (all groups of one mini-batch) under a token budget.
 
-    Small trees share a pack. A tree over ``max_pack_tokens`` is cut between leaves: its ancestors are computed again
-    in each part, its occurrences never are, and the weights of ``shared_turns="once"`` count the whole tree's leaves.
+    Small trees share a pack; trees of one prompt that fit together share its tokens too. A tree over
+    ``max_pack_tokens`` is cut between leaves: its ancestors are computed again in each part, its occurrences never are,
+    and the weights of ``shared_turns="once"`` count the whole tree's leaves.
     A single trajectory over the budget gets a pack of its own. Nodes without a scored leaf below are left out; groups
     without any give no pack.
 
@@ -106,7 +107,7 @@ def pack_groups(groups: Sequence[Group], *, max_pack_tokens: int, shared_turns: 
         raise ConfigError(f"shared_turns must be 'per_leaf' or 'once', found {shared_turns!r}")
     trees = list(_trees(groups))
     sharing = _sharing(leaf for leaves in trees for leaf in leaves) if shared_turns == "once" else {}
-    parts = [part for leaves in trees for part in _cut(leaves, max_pack_tokens)]
+    parts = [part for leaves in _joined(trees, max_pack_tokens) for part in _cut(leaves, max_pack_tokens)]
     return [
         _build(bin_, lambda node, leaf: 1.0 / sharing.get(id(node), 1)) for bin_ in _first_fit(parts, max_pack_tokens)
     ]
@@ -184,6 +185,36 @@ def _trees(groups: Sequence[Group]) -> Iterator[list[_Leaf]]:
                 yield leaves
 
 
+def _joined(trees: Iterable[list[_Leaf]], budget: int) -> Iterator[list[_Leaf]]:
+    """Neighbouring trees of one group whose roots hold the same tokens, as one, while they fit the budget whole."""
+    kept: list[_Leaf] = []
+    size = 0
+    for leaves in trees:
+        own = _unique(leaves)
+        shared = _length(leaves[0].path[:1]) if kept and kept[0].group == leaves[0].group else 0
+        if shared and _same(kept[0].path[0], leaves[0].path[0]) and size + own - shared <= budget:
+            kept += leaves
+            size += own - shared
+            continue
+        if kept:
+            yield kept
+        kept, size = list(leaves), own
+    if kept:
+        yield kept
+
+
+def _unique(leaves: Sequence[_Leaf]) -> int:
+    """Tokens of leaves in depth-first order, each node once."""
+    pairs = zip([None, *leaves], leaves)
+    return sum(_length(leaf.path[_common(before.path, leaf.path) if before else 0 :]) for before, leaf in pairs)
+
+
+def _same(a: Node, b: Node) -> bool:
+    """Whether two nodes are the same tokens after the same tokens: one node, or roots of equal prompts."""
+    roots = a.parent is None and b.parent is None
+    return a is b or (roots and a.turn_ids == b.turn_ids and a.observation_ids == b.observation_ids)
+
+
 def _sharing(leaves: Iterable[_Leaf]) -> dict[int, int]:
     """Number of scored leaves at or below each node, by ``id(node)``."""
     counts: dict[int, int] = {}
@@ -196,7 +227,7 @@ def _sharing(leaves: Iterable[_Leaf]) -> dict[int, int]:
 def _common(a: Sequence[Node], b: Sequence[Node]) -> int:
     """Length of the common start of two paths."""
     n = 0
-    while n < min(len(a), len(b)) and a[n] is b[n]:
+    while n < min(len(a), len(b)) and _same(a[n], b[n]):
         n += 1
     return n
 

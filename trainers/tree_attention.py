@@ -234,9 +234,12 @@ def _attend(
         out = capped_attention(query, key, value, mask, scaling=scores.scaling, softcap=scores.softcap)
     else:
         groups = q.shape[1] // k.shape[1]
-        if groups > 1:
+        native = groups > 1 and q.device.type == "cpu"  # elsewhere grouped heads under a mask take the slowest kernel
+        if groups > 1 and not native:
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask.to(q.dtype), scale=scores.scaling)
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask.to(q.dtype), scale=scores.scaling, enable_gqa=native
+        )
     return out.transpose(1, 2).reshape(call.queries.numel(), -1)
 
 

@@ -46,7 +46,7 @@ def test_the_ideal_counts_each_token_once() -> None:
     group = shapes.grow_group(SHAPE, 0, vocabulary=packing.VOCABULARY)
     sizes = packing._sizes(SHAPE, 0)
     chains = shapes.chains_of(group)
-    assert len(chains.trees) == len(list(group.scored_leaves()))
+    assert len(chains) == len(list(group.scored_leaves()))
     assert 1.0 < sizes["flat"] < sizes["padded"]
 
 
@@ -69,7 +69,8 @@ def test_branches_agree_in_every_way_and_a_bounded_cache_changes_nothing() -> No
 @pytest.mark.slow
 def test_the_rollout_script_writes_its_figures(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
-    command = [sys.executable, FOLDER / "rollout.py", "--quick", "--hidden", "64", "--layers", "1", "--json", out]
+    script = str(FOLDER / "rollout.py")
+    command = [sys.executable, script, "--quick", "--hidden", "64", "--layers", "1", "--json", str(out)]
     env = {**os.environ, "PYTHONSAFEPATH": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -67,11 +67,21 @@ def compare(model: PreTrainedModel, packs: list[Pack], seed: int, *, tolerance: 
 
 
 @settings(max_examples=15, deadline=None)
-@given(seed=seeds, budget=st.sampled_from([1, 40, 10_000]), temperature=st.sampled_from([1.0, 0.7, 0.0]))
+@given(
+    seed=seeds,
+    budget=st.sampled_from([1, 40, 10_000]),
+    temperature=st.sampled_from([1.0, 0.7, 0.0]),
+    one_prompt=st.booleans(),
+)
 def test_packed_equals_rows_in_float32(
-    random_groups: Groups, tiny_llama: LlamaForCausalLM, seed: int, budget: int, temperature: float
+    random_groups: Groups, tiny_llama: LlamaForCausalLM, seed: int, budget: int, temperature: float, one_prompt: bool
 ) -> None:
-    packs = pack_groups(random_groups(seed), max_pack_tokens=budget)
+    groups = random_groups(seed)
+    if one_prompt:  # whose tokens then stand once for all trees of a group
+        for group in groups:
+            for tree in group.trees:
+                tree.root.observation_ids = group.trees[0].root.observation_ids
+    packs = pack_groups(groups, max_pack_tokens=budget)
     compare(tiny_llama, packs, seed, tolerance=1e-5, temperature=temperature)
 
 

@@ -41,10 +41,29 @@ def sampled(leaf: Node) -> list[int]:
     return [i for n in leaf.trajectory() for i in n.turn_ids]
 
 
+def with_one_prompt(groups: list[Group]) -> list[Group]:
+    """The trees of each group below equal prompts, as rollouts make them: equal tokens in roots of their own."""
+    for group in groups:
+        for tree in group.trees:
+            tree.root.observation_ids = tuple(group.trees[0].root.observation_ids)
+    return groups
+
+
+def prompts(groups: list[Group]) -> int:
+    """Tokens of the prompts of trees with scored leaves; neighbouring trees of a group share equal ones."""
+    total = 0
+    for group in groups:
+        roots = [tree.root.observation_ids for tree in group.trees if tree.scored_leaves()]
+        total += sum(len(root) for before, root in zip([None, *roots], roots) if root != before)
+    return total
+
+
 @settings(max_examples=60, deadline=None)
-@given(seed=seeds, budget=budgets)
-def test_rows_are_the_trajectories_that_the_engine_saw(random_groups: Groups, seed: int, budget: int) -> None:
-    groups = random_groups(seed)
+@given(seed=seeds, budget=budgets, one_prompt=st.booleans())
+def test_rows_are_the_trajectories_that_the_engine_saw(
+    random_groups: Groups, seed: int, budget: int, one_prompt: bool
+) -> None:
+    groups = with_one_prompt(random_groups(seed)) if one_prompt else random_groups(seed)
     seen: list[tuple[int, int]] = []
     for pack in pack_groups(groups, max_pack_tokens=budget):
         ids = column(pack, "tokens", "ids")
@@ -68,9 +87,12 @@ def test_rows_are_the_trajectories_that_the_engine_saw(random_groups: Groups, se
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=seeds, budget=budgets)
-def test_a_query_sees_its_path_and_nothing_else(random_groups: Groups, seed: int, budget: int) -> None:
-    for pack in pack_groups(random_groups(seed), max_pack_tokens=budget):
+@given(seed=seeds, budget=budgets, one_prompt=st.booleans())
+def test_a_query_sees_its_path_and_nothing_else(
+    random_groups: Groups, seed: int, budget: int, one_prompt: bool
+) -> None:
+    groups = with_one_prompt(random_groups(seed)) if one_prompt else random_groups(seed)
+    for pack in pack_groups(groups, max_pack_tokens=budget):
         end, before = column(pack, "tokens", "subtree_end"), column(pack, "tokens", "predecessor").tolist()
         index = torch.arange(len(end))
         seen = (index[None] <= index[:, None]) & (index[:, None] < end[None])
@@ -83,11 +105,11 @@ def test_a_query_sees_its_path_and_nothing_else(random_groups: Groups, seed: int
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=seeds, budget=budgets, shared=st.sampled_from(["per_leaf", "once"]))
+@given(seed=seeds, budget=budgets, shared=st.sampled_from(["per_leaf", "once"]), one_prompt=st.booleans())
 def test_cutting_keeps_occurrences_weights_and_the_budget(
-    random_groups: Groups, seed: int, budget: int, shared: Literal["per_leaf", "once"]
+    random_groups: Groups, seed: int, budget: int, shared: Literal["per_leaf", "once"], one_prompt: bool
 ) -> None:
-    groups = random_groups(seed)
+    groups = with_one_prompt(random_groups(seed)) if one_prompt else random_groups(seed)
     packs = pack_groups(groups, max_pack_tokens=budget, shared_turns=shared)
     for pack in packs:
         assert len(table(pack, "tokens")) <= budget or len(table(pack, "rows")) == 1
@@ -98,9 +120,21 @@ def test_cutting_keeps_occurrences_weights_and_the_budget(
     assert total == pytest.approx(per_leaf if shared == "per_leaf" else once, rel=1e-6)
     if budget == 10_000 and packs:
         assert len(packs) == 1
-        assert len(table(packs[0], "tokens")) == once + sum(len(n.observation_ids) for n in nodes.values()) + sum(
-            len(t.root.observation_ids) for g in groups for t in g.trees if t.scored_leaves()
-        )
+        observed = sum(len(n.observation_ids) for n in nodes.values())
+        assert len(table(packs[0], "tokens")) == once + observed + prompts(groups)
+
+
+def test_trees_that_do_not_fit_together_whole_keep_their_prompts(random_groups: Groups) -> None:
+    groups = with_one_prompt(random_groups(3, groups=1))
+    sizes = [
+        len(table(pack, "tokens"))
+        for tree in groups[0].trees
+        for pack in pack_groups([Group("q", [tree])], max_pack_tokens=10_000)
+    ]
+    together = sum(sizes) - len(groups[0].trees[0].root.observation_ids)
+    (one,) = pack_groups(groups, max_pack_tokens=together)
+    assert len(table(one, "tokens")) == together
+    assert [len(table(p, "tokens")) for p in pack_groups(groups, max_pack_tokens=together - 1)] == sizes
 
 
 def test_turn_ids_are_explicit_so_adjacent_turns_stay_apart() -> None:
