@@ -15,7 +15,7 @@ _MEMORY = "how memory and time are spent: packs of trainer.max_pack_tokens take 
 _PARALLEL = (
     "ranks share the data, a model lies on one device (see trainer.strategy and deepspeed.*); has no counterpart"
 )
-_LOGS = "metrics.jsonl and TensorBoard are always written; has no counterpart"
+_LOGS = "metrics.jsonl is always written; see trainer.loggers for TensorBoard, W&B and others"
 
 # The first pattern that fits counts. True: needs no counterpart here; False: has none.
 _PATTERNS: tuple[tuple[str, bool, str], ...] = (

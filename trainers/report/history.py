@@ -149,8 +149,12 @@ class RunHistory:
         return Curve(self._budget([known[int(document.get("step", 0))] for document in found]), y, low, high)
 
     def _budget(self, rows: Sequence[Mapping[str, Any]]) -> dict[Axis, np.ndarray]:
-        counted = {axis: [_number(row.get(key)) for row in rows] for axis, (_, _, key) in AXES.items()}
-        return {axis: np.array(values) for axis, values in counted.items() if np.isfinite(values).all()}
+        found: dict[Axis, np.ndarray] = {}
+        for axis, (_, _, key) in AXES.items():
+            values = np.array([_number(row.get(key)) for row in rows])
+            if np.isfinite(values).all():
+                found[axis] = values
+        return found
 
     def troubles(self) -> Iterator[str]:
         """What somebody who reads the run should know, in words."""

@@ -132,9 +132,15 @@ def group_runs(runs: Sequence[RunHistory], *, ignore: Sequence[str] = ()) -> lis
             f"--ignore {unknown[0]}: expected an option such as trainer.steps, or a section such as model"
         )
     left_out = {*_BOOKKEEPING, *ignore}
+    full = [{k: v for k, v in {**defaults, **run.options}.items() if not left_out & set(_prefixes(k))} for run in runs]
+    # What runs of several seeds say alike holds no seed, whatever number is in it.
+    seeds: dict[tuple[str, str], set[int]] = {}
+    for run, options in zip(runs, full, strict=True):
+        for key, value in options.items():
+            seeds.setdefault((key, str(value)), set()).add(run.seed)
     kept = [
-        {k: _masked(v, run) for k, v in {**defaults, **run.options}.items() if not left_out & set(_prefixes(k))}
-        for run in runs
+        {k: v if len(seeds[k, str(v)]) > 1 else _masked(v, run) for k, v in options.items()}
+        for run, options in zip(runs, full, strict=True)
     ]
     groups: dict[str, list[int]] = {}
     for i, options in enumerate(kept):

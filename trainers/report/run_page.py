@@ -56,7 +56,7 @@ def write_page(folder: Path) -> None:
 
 def render_run(run: RunHistory) -> str:
     """The page as HTML text. The same files give the same text."""
-    axes = [axis for axis in AXES if axis == "step" or _counts(run, axis)]
+    axes: list[Axis] = [axis for axis in AXES if axis == "step" or _counts(run, axis)]
     inputs, labels = axis_switch(axes)
     curves = list(_curves(run, axes))
     trees = list(_trees(RunFolder(run.folder)))

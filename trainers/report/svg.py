@@ -179,51 +179,60 @@ def _reference(frame: _Frame, name: str, value: float) -> Iterator[str]:
 def _drawn(line: Line, frame: _Frame, x_format: Format, y_format: Format) -> Iterator[str]:
     yield f'<g class="c{line.colour % 7} d{line.colour // 7 % 3}">'
     if line.low is not None and line.high is not None:
-        yield from _band(line.x, line.low, line.high, frame)
+        yield from _band(line, line.low, line.high, frame)
     for x, y in line.faint:
         yield f'<path class="faint" d="{_path(x, y, frame)}"/>'
     yield f'<path class="line" d="{_path(line.x, line.y, frame)}"/>'
-    keep = _thinned(len(line.y), _MAX_MARKS)
-    for i in keep[np.isfinite(line.y[keep]) & np.isfinite(line.x[keep])]:
-        said = f"{line.label}: {y_format(line.y[i])}"
-        if line.low is not None and line.high is not None and np.isfinite(line.low[i]):
-            said += f" [{y_format(line.low[i])}, {y_format(line.high[i])}]"
-        kind = "dot" if line.marked or len(line.y) == 1 else "hit"
-        yield (
-            f'<circle class="{kind}" cx="{frame.x(line.x[i]):.1f}" cy="{frame.y(line.y[i]):.1f}" '
-            f'r="{3 if kind == "dot" else 7}"><title>{text(said)} at {text(x_format(line.x[i]))}</title></circle>'
-        )
+    for i in _thinned(len(line.y), _MAX_MARKS):
+        mark = _mark(line, i, x_format, y_format)
+        if mark:
+            kind = "dot" if line.marked or len(line.y) == 1 else "hit"
+            place = f'cx="{frame.x(float(line.x[i])):.1f}" cy="{frame.y(float(line.y[i])):.1f}"'
+            yield f'<circle class="{kind}" {place} r="{3 if kind == "dot" else 7}"><title>{text(mark)}</title></circle>'
     yield "</g>"
 
 
-def _band(x: np.ndarray, low: np.ndarray, high: np.ndarray, frame: _Frame) -> Iterator[str]:
-    whole = np.isfinite(x) & np.isfinite(low) & np.isfinite(high)
+def _mark(line: Line, i: int, x_format: Format, y_format: Format) -> str:
+    """What a point says; empty where it is none."""
+    x, y = float(line.x[i]), float(line.y[i])
+    if not (math.isfinite(x) and math.isfinite(y)):
+        return ""
+    bounds = ""
+    if line.low is not None and line.high is not None:
+        low, high = float(line.low[i]), float(line.high[i])
+        bounds = f" [{y_format(low)}, {y_format(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
+    return f"{line.label}: {y_format(y)}{bounds} at {x_format(x)}"
+
+
+def _band(line: Line, lows: np.ndarray, highs: np.ndarray, frame: _Frame) -> Iterator[str]:
+    whole = np.isfinite(line.x) & np.isfinite(lows) & np.isfinite(highs)
+    x, low, high = (list(map(float, values)) for values in (line.x, lows, highs))
     for part in np.split(np.arange(len(x)), np.flatnonzero(np.diff(whole)) + 1):
-        if not len(part) or not whole[part[0]]:
-            continue
-        if len(part) == 1:  # a band of no width cannot be seen
-            i = int(part[0])
+        places = [int(i) for i in part if whole[i]]
+        if len(places) == 1:  # a band of no width cannot be seen
+            i = places[0]
             yield f'<path class="whisker" d="M{frame.x(x[i]):.1f} {frame.y(low[i]):.1f}V{frame.y(high[i]):.1f}"/>'
-            continue
-        up = " ".join(f"{frame.x(x[i]):.1f} {frame.y(high[i]):.1f}" for i in part)
-        down = " ".join(f"{frame.x(x[i]):.1f} {frame.y(low[i]):.1f}" for i in part[::-1])
-        yield f'<path class="band" d="M{up} L{down}Z"/>'
+        elif places:
+            up = " ".join(f"{frame.x(x[i]):.1f} {frame.y(high[i]):.1f}" for i in places)
+            down = " ".join(f"{frame.x(x[i]):.1f} {frame.y(low[i]):.1f}" for i in reversed(places))
+            yield f'<path class="band" d="M{up} L{down}Z"/>'
 
 
-def _path(x: np.ndarray, y: np.ndarray, frame: _Frame) -> str:
+def _path(xs: np.ndarray, ys: np.ndarray, frame: _Frame) -> str:
     out, pen = [], "M"
-    for i in _thinned(len(y), _MAX_POINTS):
-        if not (math.isfinite(x[i]) and math.isfinite(y[i])):
+    for i in _thinned(len(ys), _MAX_POINTS):
+        x, y = float(xs[i]), float(ys[i])
+        if not (math.isfinite(x) and math.isfinite(y)):
             pen = "M"
             continue
-        out.append(f"{pen}{frame.x(x[i]):.1f} {frame.y(y[i]):.1f}")
+        out.append(f"{pen}{frame.x(x):.1f} {frame.y(y):.1f}")
         pen = "L"
     return "".join(out)
 
 
-def _thinned(n: int, most: int) -> np.ndarray:
+def _thinned(n: int, most: int) -> list[int]:
     """Indices spread evenly over ``n`` places, the ends among them."""
-    return np.arange(n) if n <= most else np.unique(np.linspace(0, n - 1, most).round().astype(int))
+    return list(range(n)) if n <= most else sorted({round(i * (n - 1) / (most - 1)) for i in range(most)})
 
 
 def _heights(line: Line) -> Iterator[np.ndarray]:

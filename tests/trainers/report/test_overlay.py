@@ -33,6 +33,12 @@ def test_runs_that_differ_in_their_seed_are_one_group(tmp_path: Path) -> None:
     assert not list(warnings(groups, mismatches(groups)))
 
 
+def test_a_number_that_is_not_the_seed_stays(tmp_path: Path) -> None:
+    folders = [made_run(tmp_path / f"r{seed}", f"seed={seed}", "env.questions=nq-1.jsonl") for seed in (1, 2)]
+    (group,) = group_runs(histories(*folders))
+    assert group.options["env.questions"] == "nq-1.jsonl"
+
+
 def test_labels_say_what_differs_and_ignore_puts_together(tmp_path: Path) -> None:
     a = made_run(tmp_path / "a", "algorithm=grpo", "algorithm.kl_coef=0.1", "seed=1")
     b = made_run(tmp_path / "b", "algorithm=grpo", "algorithm.kl_coef=0.2", "seed=2")
@@ -63,7 +69,7 @@ def test_the_interval_is_students_at_equal_budgets() -> None:
     at = mean.at(150.0)
     assert at.mean == pytest.approx((1.5 + 3.0) / 2)
     half = 12.706 * np.std([1.5, 3.0], ddof=1) / np.sqrt(2)
-    assert (at.low, at.high) == (pytest.approx(2.25 - half, rel=1e-4), pytest.approx(2.25 + half, rel=1e-4))
+    assert [at.low, at.high] == pytest.approx([2.25 - half, 2.25 + half], rel=1e-4)
     assert np.isnan(mean.at(250.0).mean)
     assert mean_curve([one, two], "calls", smooth=False) is None
     alone = mean_curve([one], "tokens", smooth=False)
@@ -73,7 +79,7 @@ def test_the_interval_is_students_at_equal_budgets() -> None:
 
 def test_student_mean() -> None:
     found = student_mean([1.0, 2.0, 3.0])
-    assert (found.low, found.high) == (pytest.approx(2 - 4.302653 / 3**0.5), pytest.approx(2 + 4.302653 / 3**0.5))
+    assert [found.low, found.high] == pytest.approx([2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5])
     assert np.isnan(student_mean([1.0]).low)
     assert student_mean([]).n == 0
     with pytest.raises(ConfigError):
