@@ -154,7 +154,7 @@ def test_a_run_in_two_ranks_is_the_run_in_one(
     done = turntree("train", *bed.args, *WHOLE, f"env.dev_questions={bed.world}", *options, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"run folder: {tmp_path / 'run'}" in done.stdout.replace("\n", "")
-    assert [line.split()[0] for line in done.stdout.splitlines()[:6]] == ["step", *"12345"]  # one rank speaks
+    assert sum(line.split()[:1] == ["5"] for line in done.stdout.splitlines()) == 1, "one rank speaks"
     assert_same(straight, tmp_path / "run")
     assert evaluation(straight) == evaluation(tmp_path / "run")
 
