@@ -107,7 +107,7 @@ def test_every_line_keeps_the_published_schema(run: Path, tmp_path: Path) -> Non
     for row in rows:
         validate_line(row, "here")
     described = tree_schema()["$defs"]["node"]["properties"]
-    assert set(rows[0]["nodes"][0]) == set(described) == set(tree_schema()["$defs"]["node"]["required"])
+    assert set(rows[0]["nodes"][0]) == set(tree_schema()["$defs"]["node"]["required"]) == set(described) - {"tokens"}
     assert set(rows[0]) == set(tree_schema()["properties"])
 
 
