@@ -19,6 +19,7 @@ from turntree.trainers.run_folder import RunFolder, read_metrics
 __all__ = ["AXES", "Axis", "Curve", "RunHistory", "trailing_mean"]
 
 Axis = Literal["tokens", "calls", "time", "step"]
+"""A budget that curves are drawn over, or the step."""
 
 AXES: dict[Axis, tuple[str, str, str]] = {
     "tokens": ("generated tokens", "Tokens", "total/generated_tokens"),

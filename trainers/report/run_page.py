@@ -22,11 +22,11 @@ from turntree.trainers.report.viewer import legend, render_tree
 from turntree.trainers.run_folder import RunFolder
 from turntree.trainers.store import StoredTree, TreeStore
 
-__all__ = ["STYLES", "render_run", "write_page", "write_run_page"]
+__all__ = ["render_run", "write_page", "write_run_page"]
 
 _log = logging.getLogger(__name__)
 
-STYLES = ("tree.css", "report.css")
+_STYLES = ("tree.css", "report.css")
 
 _SAMPLE_LEAVES = 64
 """A larger tree is a page of its own (``turntree view --html``)."""
@@ -67,7 +67,7 @@ def render_run(run: RunHistory) -> str:
         f'<section class="block" id="{_anchor(name)}"><h2>{text(name)}</h2>{body}</section>' for name, body in sections
     )
     body = f"{inputs}<main>{_head(run)}<nav>{links}{labels if curves else ''}</nav>{blocks}</main>"
-    return document(body, title=f"{run.name} - run report", styles=STYLES)
+    return document(body, title=f"{run.name} - run report", styles=_STYLES)
 
 
 def _anchor(name: str) -> str:
