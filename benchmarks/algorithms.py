@@ -113,7 +113,7 @@ def measure(args: argparse.Namespace) -> list[Figure]:
     torch.set_num_threads(1)
     if args.quick:
         args.worlds, args.seeds, args.tuning_seeds, args.budget = args.worlds[:1], 4, 0, 0.2
-        args.model_arms, args.model_seeds, args.model_tuning_seeds = ["grpo", "ours"], [1, 2], []
+        args.model_arms, args.model_seeds, args.model_tuning_seeds = ["grpo", "ours"], [1], []
         args.tokens, args.start_seed, args.set = 12_000, 1, QUICK
     with tempfile.TemporaryDirectory(prefix="turntree-benchmark-") as tmp:
         store = Store(args.keep or Path(tmp))
