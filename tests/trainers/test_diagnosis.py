@@ -104,6 +104,7 @@ def test_after_the_limit_the_run_stops_with_a_diagnosis_and_the_batch(
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == [1], "the step that broke is not reported"
 
 
+@pytest.mark.slow
 def test_mended_it_can_be_resumed(make_config: MakeConfig, poison: Any, tmp_path: Path) -> None:
     options = (*LIMITS, "trainer.steps=3", "trainer.max_skipped_updates=2")
     poison("advantage", first=7, count=100)
