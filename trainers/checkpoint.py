@@ -40,6 +40,7 @@ __all__ = [
     "load_state",
     "load_weights",
     "mark_best",
+    "resumable_checkpoint",
     "save_checkpoint",
     "verify_checkpoint",
 ]
@@ -133,6 +134,21 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
         else:
             return path
     return None
+
+
+def resumable_checkpoint(folder: str | Path) -> Path | None:
+    """As :func:`latest_checkpoint`, but None only where there is no checkpoint at all.
+
+    Raises :class:`CheckpointError` where there are some and none is whole: to start over would drop what the run has.
+    """
+    found = latest_checkpoint(folder)
+    damaged = [] if found is not None else _checkpoints(Path(folder))
+    if damaged:
+        raise CheckpointError(
+            f"expected a whole checkpoint in {folder}, found only damaged ones ({', '.join(p.name for p in damaged)}); "
+            "nothing was changed. Restore one of them, delete them all to start the run over, or start another run"
+        )
+    return found
 
 
 def load_checkpoint(

@@ -52,6 +52,7 @@ from turntree.trainers.checkpoint import (
     load_checkpoint,
     load_weights,
     mark_best,
+    resumable_checkpoint,
     save_checkpoint,
 )
 from turntree.trainers.cluster.engine import ClusterEngine
@@ -468,7 +469,7 @@ class _Run:
             save_model(self.bench.model, self.bench.tokenizer, self.folder.path / "best-model")
 
     def _resume_or_start(self) -> MetricsLog | SilentLog:
-        found = self.ranks.main(lambda: latest_checkpoint(self.folder.checkpoints) if self.config.resume else None)
+        found = self.ranks.main(lambda: resumable_checkpoint(self.folder.checkpoints) if self.config.resume else None)
         if found is not None:
             state = load_checkpoint(
                 found,
@@ -481,6 +482,7 @@ class _Run:
                 module.load_state_dict(state[name])
             self.strategy.adopt()
             self.saved_step = self.progress.step
+            self.ranks.main(lambda: self._mark_best(found))  # killed between a checkpoint and its mark
             self.stepper.updates, self.stepper.skipped = self.progress.updates, self.progress.skipped
             self.stepper.in_a_row = self.progress.skipped_in_a_row
             self.bench.engine.update_weights(self.progress.step)
@@ -726,5 +728,10 @@ class _Run:
             fingerprint=self.fingerprint,
             keep=self.config.trainer.keep_checkpoints,
         )
-        if self.progress.best_step == step and self.progress.best_score is not None and self.dev is not None:
-            mark_best(folder, metric=self.dev.core.metric, value=self.progress.best_score)
+        self._mark_best(folder)
+
+    def _mark_best(self, folder: Path) -> None:
+        """Mark the checkpoint of the step that was just saved or loaded, if it is the best one so far."""
+        progress = self.progress
+        if progress.best_step == progress.step and progress.best_score is not None and self.dev is not None:
+            mark_best(folder, metric=self.dev.core.metric, value=progress.best_score)

@@ -57,7 +57,7 @@ class RunFolder:
 
         ``resume=True`` continues the run that is there, leaving its ``config.yaml`` alone until
         :meth:`save_config`, or starts one if there is none, so that a job that may be killed can always pass it.
-        Raises :class:`CheckpointError` when a run or foreign files are in the way.
+        Raises :class:`CheckpointError` when a run or foreign files are in the way, or nothing can be written.
         """
         run = cls(path)
         if run.exists:
@@ -66,11 +66,17 @@ class RunFolder:
                     f"{run.path} already holds a run: continue it with resume=true, or choose another folder"
                 )
             run._check_schema()
+            run._check_writable()
             return run
         run._refuse_foreign()
-        run.path.mkdir(parents=True, exist_ok=True)
-        run.save_config(config)
-        write_json(run.path / _RUN, {"schema": SCHEMA, "turntree": turntree.__version__})
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            run.save_config(config)
+            write_json(run.path / _RUN, {"schema": SCHEMA, "turntree": turntree.__version__})
+        except OSError as error:
+            raise CheckpointError(
+                f"expected a folder that can be written at {run.path}, found: {error}; choose another folder (out=...)"
+            ) from error
         return run
 
     @classmethod
@@ -114,6 +120,14 @@ class RunFolder:
             raise CheckpointError(f"{self.summary_file} is missing: the run has not finished")
         summary: dict[str, Any] = json.loads(self.summary_file.read_bytes())
         return summary
+
+    def _check_writable(self) -> None:
+        """A run that goes on in a folder of another user, or on a read-only disk, must say so before it works."""
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise CheckpointError(
+                f"expected a folder that can be written at {self.path}, found a read-only one; nothing was changed. "
+                "Mend its permissions, or copy the run elsewhere and resume there"
+            )
 
     def _check_schema(self) -> None:
         try:

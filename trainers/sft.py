@@ -22,7 +22,7 @@ from turntree.agents.lora import trained_part
 from turntree.agents.teacher import Demonstration
 from turntree.agents.tokenizer import encode
 from turntree.errors import DataError
-from turntree.trainers.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from turntree.trainers.checkpoint import load_checkpoint, resumable_checkpoint, save_checkpoint
 from turntree.trainers.config import SftConfig
 from turntree.trainers.distributed.strategy import Gathered, Single, Strategy
 from turntree.trainers.forward import packed_logprobs
@@ -180,7 +180,7 @@ def train_sft(
         strategy = Single(model, own, parameters=model.parameters(), clip=max_grad_norm)
     ranks = strategy.ranks
     state = _State()
-    found = ranks.main(lambda: latest_checkpoint(checkpoints) if resume and checkpoints is not None else None)
+    found = ranks.main(lambda: resumable_checkpoint(checkpoints) if resume and checkpoints is not None else None)
     if found is not None:
         loaded = load_checkpoint(found, model=trained_part(model), optimizer=strategy, fingerprint=fingerprint)
         strategy.adopt()
