@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import shutil
@@ -129,4 +130,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(300, exit=True)  # a smoke that hangs is a smoke that failed
     main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import logging
 import sys
@@ -157,4 +158,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(300, exit=True)  # a smoke that hangs is a smoke that failed
     main()

@@ -111,7 +111,8 @@ def _columns(pack: Pack) -> Iterable[tuple[str, Tensor]]:
     import torch
 
     for table in sorted(map(str, pack.keys())):
-        for name, column in sorted(pack[table].items()):
+        columns: Any = pack[table]
+        for name, column in sorted(columns.items()):
             if isinstance(column, torch.Tensor):
                 yield f"{table}/{name}", column
 
