@@ -151,6 +151,7 @@ def test_worlds_are_equal_to_the_byte(tmp_path: Path) -> None:
 # The whole way --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_from_a_new_model_to_a_picture(bed: Any, tmp_path: Path) -> None:
     """model, sft, train, evaluate, view, as in the README, with very small numbers."""
     turntree("model", "tiny", "--out", tmp_path / "tiny", "--seed", "0")

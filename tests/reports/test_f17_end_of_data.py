@@ -12,7 +12,7 @@ import pytest
 from turntree.trainers.run_folder import read_metrics
 
 
-@pytest.mark.parametrize("schedule", ["fixed", "overlap"])
+@pytest.mark.parametrize("schedule", ["fixed", pytest.param("overlap", marks=pytest.mark.slow)])
 def test_f17_fewer_questions_than_places_and_a_last_part(bed: Any, tmp_path: Path, schedule: str) -> None:
     lines = (bed.world / "questions.jsonl").read_text(encoding="utf-8").split("\n")[:3]
     (tmp_path / "few.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -119,7 +119,7 @@ def test_faults_that_stay_fail_leaves_and_never_become_rewards(
     rng = np.random.default_rng(seed)
     fast = [kind for kind in KINDS if kind.kind != "slow"]
     faults = [fast[int(rng.integers(len(fast)))] if rng.random() < 0.5 else PASS for _ in range(1000)]
-    retriever.play([Fault("slow", 2.5), *faults])
+    retriever.play([Fault("slow", 2.5), *fast, *faults])
     run = tmp_path / "run"
     config = searching(make_config, retriever.url, run, *HASTY, fingerprint, "trainer.steps=4")
     start = time.monotonic()
