@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from turntree.trainers.expansion import entropy, random_nodes
 from turntree.trainers.expansion.rule import ExpansionRule
 from turntree.trainers.tree import Group, Node, Tree
 
-__all__ = ["SHAPES", "Lengths", "Shape", "chains_of", "grow_group"]
+__all__ = ["SHAPES", "VOCABULARY", "Lengths", "Shape", "chains_of", "decoder", "grow_group"]
+
+VOCABULARY = 4096
 
 Span = tuple[int, int]
 
@@ -113,3 +119,23 @@ def chains_of(group: Group) -> list[Group]:
         uid = f"{group.uid}-{index}"
         groups.append(Group(uid, [Tree(root, uid, 0)]))
     return groups
+
+
+def decoder(args: argparse.Namespace, *, positions: int = 8192, **options: Any) -> LlamaForCausalLM:
+    """A Llama of ``args.hidden`` by ``args.layers`` with random weights, the same each time.
+
+    Its output layer has the share of the body that SmolLM2-135M's has: about a quarter.
+    """
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=args.hidden,
+        intermediate_size=4 * args.hidden,
+        num_hidden_layers=args.layers,
+        num_attention_heads=max(1, args.hidden // 64),
+        num_key_value_heads=max(1, args.hidden // 128),
+        max_position_embeddings=positions,
+        **options,
+    )
+    torch.manual_seed(0)
+    model: LlamaForCausalLM = LlamaForCausalLM(config)
+    return model

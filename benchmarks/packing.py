@@ -16,14 +16,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 import torch
 from _common import Figure, run
-from _shapes import SHAPES, Shape, chains_of, grow_group
+from _shapes import SHAPES, VOCABULARY, Shape, chains_of, decoder, grow_group
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from turntree.trainers.forward import packed_logprobs, recompute_activations
 from turntree.trainers.packing import Pack, column, pack_groups, row_tokens
 
-VOCABULARY = 4096
 MODES: tuple[str, ...] = (
     "packed",
     "leaf-packed rows",
@@ -53,22 +51,6 @@ def measure(args: argparse.Namespace) -> list[Figure]:
         figures += _times(args, shape, seeds, rounds)
         figures += _memory(args, shape)
     return [*figures, *_exactness(args, SHAPES[0])]
-
-
-def _model(args: argparse.Namespace) -> LlamaForCausalLM:
-    """A decoder whose output layer has the share of the body that SmolLM2-135M's has: about a quarter."""
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=args.hidden,
-        intermediate_size=4 * args.hidden,
-        num_hidden_layers=args.layers,
-        num_attention_heads=max(1, args.hidden // 64),
-        num_key_value_heads=max(1, args.hidden // 128),
-        max_position_embeddings=8192,
-    )
-    torch.manual_seed(0)
-    model: LlamaForCausalLM = LlamaForCausalLM(config)
-    return model
 
 
 # -- one update in each mode --------------------------------------------------------------------------------------
@@ -156,7 +138,7 @@ def _some_logits(model: Any, ids: Tensor, mask: Tensor, wanted: Sequence[Tensor]
 
 def _times(args: argparse.Namespace, shape: Shape, seeds: Sequence[int], rounds: int) -> list[Figure]:
     """Ratios of CPU time, modes in turns on the same tree, the fastest round of each; geometric mean over trees."""
-    model = _model(args)
+    model = decoder(args)
     ratios: dict[str, list[float]] = {mode: [] for mode in MODES[1:]}
     ideal: dict[str, list[float]] = {"flat": [], "padded": []}
     for seed in seeds:
@@ -222,7 +204,7 @@ def _in_process(args: argparse.Namespace, shape: Shape, mode: str) -> float:
 def _peak(args: argparse.Namespace, name: str, mode: str, sender: Any) -> None:
     torch.set_num_threads(args.threads)
     shape = next(s for s in SHAPES if s.name == name)
-    model = _model(args)
+    model = decoder(args)
     if mode == RECOMPUTED:
         recompute_activations(model)
     way = _prepare(shape, 0, rows_a_pass=1 << 30)["packed" if mode == RECOMPUTED else mode]
@@ -242,7 +224,7 @@ def _resident(key: str) -> float:
 
 def _exactness(args: argparse.Namespace, shape: Shape) -> list[Figure]:
     """Largest differences from padded rows, in float32: of log-probs, and of gradients by the largest gradient."""
-    model, found = _model(args), {}
+    model, found = decoder(args), {}
     for mode, way in _prepare(shape, 0).items():
         if mode in (MODES[0], MODES[3]):
             model.zero_grad()

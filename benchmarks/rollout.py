@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 import torch
 from _common import Figure, run
-from transformers import LlamaConfig, LlamaForCausalLM
+from _shapes import VOCABULARY, decoder
+from transformers import LlamaForCausalLM
 
 from turntree.agents.engines.hf import HFEngine
 from turntree.agents.engines.protocol import Generation, Prefix, Request, SamplingParams
 from turntree.agents.tokenizer import ByteTokenizer
 
-VOCABULARY = 4096
 BRANCHES = 6
 #: Against computing the contexts again in one batch.
 TARGET = 2.5
@@ -49,19 +49,8 @@ def measure(args: argparse.Namespace) -> list[Figure]:
 
 
 def _model(args: argparse.Namespace) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=args.hidden,
-        intermediate_size=4 * args.hidden,
-        num_hidden_layers=args.layers,
-        num_attention_heads=max(1, args.hidden // 64),
-        num_key_value_heads=max(1, args.hidden // 128),
-        max_position_embeddings=8192,
-        initializer_range=0.1,  # wide enough that greedy texts do not repeat one token
-    )
-    torch.manual_seed(0)
-    model: LlamaForCausalLM = LlamaForCausalLM(config)
-    return model.eval()  # type: ignore[no-any-return, unused-ignore]
+    """Weights wide enough that greedy texts do not repeat one token."""
+    return decoder(args, initializer_range=0.1).eval()  # type: ignore[no-any-return, unused-ignore]
 
 
 def _engine(model: Any, **options: Any) -> HFEngine:

@@ -22,15 +22,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 import torch
 from _common import Figure, run
-from _shapes import Lengths, Shape, grow_group
-from transformers import LlamaConfig, LlamaForCausalLM
+from _shapes import VOCABULARY, Lengths, Shape, decoder, grow_group
 
 from turntree.trainers.expansion import random_nodes
 from turntree.trainers.forward import packed_logprobs
 from turntree.trainers.packing import column, pack_groups
 from turntree.trainers.report.plots import Series, plot_curve
 
-VOCABULARY = 4096
 TURN, OBSERVATION = 16, 48
 WHOLE = 1 << 30
 
@@ -159,7 +157,7 @@ def measured(point: Point, args: argparse.Namespace) -> Measured:
     lengths = Lengths(point.prompt, (TURN, TURN), (OBSERVATION, OBSERVATION), (point.turns, point.turns))
     shape = Shape("scaling", 1, 1, 1, point.leaves - 1, random_nodes, lengths)
     group = grow_group(shape, 0, vocabulary=VOCABULARY)
-    model = _model(args)
+    model = decoder(args, positions=16384)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -186,21 +184,6 @@ def measured(point: Point, args: argparse.Namespace) -> Measured:
     )
     pairs = int((end - torch.arange(len(end))).sum())
     return Measured(len(end), flat, pairs, min(update() for _ in range(args.runs)), max(peak, 0.1))
-
-
-def _model(args: argparse.Namespace) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=args.hidden,
-        intermediate_size=4 * args.hidden,
-        num_hidden_layers=args.layers,
-        num_attention_heads=max(1, args.hidden // 64),
-        num_key_value_heads=max(1, args.hidden // 128),
-        max_position_embeddings=16384,
-    )
-    torch.manual_seed(0)
-    model: LlamaForCausalLM = LlamaForCausalLM(config)
-    return model
 
 
 def _forget_peak() -> None:

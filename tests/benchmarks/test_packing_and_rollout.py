@@ -34,7 +34,7 @@ SHAPE = shapes.Shape("small", 1, 3, 1, 2, shapes.SHAPES[1].rule, shapes.Lengths(
 
 
 def test_every_mode_gives_the_same_log_probs_of_the_same_occurrences() -> None:
-    model = packing._model(TINY)
+    model = shapes.decoder(TINY)
     found = [way(model) for way in packing._prepare(SHAPE, 0).values()]
     assert all(len(logp) == len(found[0]) > 0 for logp in found)
     assert max(float((logp - found[0]).abs().max()) for logp in found) < 1e-5
