@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,7 @@ def passage_text(passage: Passage) -> str:
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
 
 
-class FolderEncoder:
+class FolderEncoder(ABC):
     """What encoders of model folders share: layout, prefixes, and a fingerprint of files and settings.
 
     A subclass calls :meth:`_describe_as` once its model is loaded, and writes :meth:`_encode`. Pickling carries the
@@ -180,9 +181,9 @@ class FolderEncoder:
     def encode_passages(self, passages: Sequence[Passage]) -> Vectors:
         return self._encode([self.passage_prefix + passage_text(passage) for passage in passages])
 
+    @abstractmethod
     def _encode(self, texts: list[str]) -> Vectors:
         """Rows [texts, dimension], float32."""
-        raise NotImplementedError(f"{type(self).__name__} must implement _encode()")
 
 
 class TransformerEncoder(FolderEncoder):

@@ -366,7 +366,7 @@ def test_external_calls_are_not_made_again() -> None:
 # Faults --------------------------------------------------------------------------------------------------------
 
 
-def test_a_dead_engine_ends_the_rollout_and_its_threads() -> None:
+def test_a_dead_engine_ends_the_rollout_and_its_threads(earlier: set[threading.Thread]) -> None:
     class Dead(Joining):
         abandoned = False
 
@@ -380,10 +380,10 @@ def test_a_dead_engine_ends_the_rollout_and_its_threads() -> None:
     with pytest.raises(EngineError, match="out of memory"):
         run(GrowthPlan(trees=20), engine=engine, search=Search(in_flight=4))
     assert engine.abandoned
-    assert _threads() == []
+    assert _threads(earlier) == []
 
 
-def test_a_bug_in_a_tool_comes_out_of_its_thread() -> None:
+def test_a_bug_in_a_tool_comes_out_of_its_thread(earlier: set[threading.Thread]) -> None:
     class Broken:
         effects: Any = "none"
 
@@ -392,21 +392,26 @@ def test_a_bug_in_a_tool_comes_out_of_its_thread() -> None:
 
     with pytest.raises(ToolError, match="one for each call"):
         run(engine=Joining(4), tools={"search": Broken()})
-    assert _threads() == []
+    assert _threads(earlier) == []
 
 
-def test_an_interrupt_leaves_no_thread_behind() -> None:
+def test_an_interrupt_leaves_no_thread_behind(earlier: set[threading.Thread]) -> None:
     def stop(tree: Tree) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run(engine=Joining(4), search=Search(in_flight=4), on_tree=stop)
-    assert _threads() == []
+    assert _threads(earlier) == []
 
 
-def _threads() -> list[str]:
-    """Threads of rollouts; those of MCP servers, which other tests keep, are not theirs."""
-    return [t.name for t in threading.enumerate() if t.name.startswith("turntree-") and t.name != "turntree-mcp"]
+@pytest.fixture
+def earlier() -> set[threading.Thread]:
+    """Threads that other tests of this process keep."""
+    return set(threading.enumerate())
+
+
+def _threads(earlier: set[threading.Thread]) -> list[str]:
+    return [t.name for t in set(threading.enumerate()) - earlier if t.name.startswith("turntree-")]
 
 
 def test_an_inbox_hands_results_out_in_its_owners_thread() -> None:
