@@ -32,8 +32,13 @@ REFERENCE = {
     "zh_drcd_dev": (94.0, 98.2, 99.0, 99.5),
 }
 DEPTHS = (1, 3, 5, 10)
-# The reference figures are the best of these three.
-SETTINGS: tuple[dict[str, Any], ...] = ({}, {"k1": 1.2, "b": 0.75}, {"k1": 1.2, "b": 0.75, "stemmer": None})
+# The reference figures are the best of the first three, measured on more questions; the fourth completes the square.
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"k1": 1.2, "b": 0.75},
+    {"k1": 1.2, "b": 0.75, "stemmer": None},
+    {"stemmer": None},
+)
 
 
 def lexical_recall(sets: Sequence[BenchSet]) -> list[Figure]:
@@ -46,12 +51,12 @@ def lexical_recall(sets: Sequence[BenchSet]) -> list[Figure]:
         for part in sets:
             tried = [_searched(part, Path(folder) / f"{part.name}-{i}", o) for i, o in enumerate(SETTINGS)]
             figures += _figures(part, "bm25", tried[:1])
-            figures += _figures(part, "bm25, best of three settings", tried, REFERENCE[part.name])
+            figures += _figures(part, "bm25, best of four settings", tried, REFERENCE[part.name])
             if part.name.startswith("zh"):
                 jieba = _searched(part, Path(folder) / f"{part.name}-jieba", {"segmenter": "jieba"})
                 figures += _figures(part, "bm25, jieba", [jieba])
             else:
-                figures += _figures(part, "bm25s's own words, best of three settings", _raw(part))
+                figures += _figures(part, "bm25s's own words, best of four settings", _raw(part))
     return figures
 
 

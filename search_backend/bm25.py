@@ -6,7 +6,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -17,7 +17,7 @@ from turntree.search_backend.analyzer import ANALYZER_VERSION, Analyzer, BM25Set
 from turntree.search_backend.corpus import load_corpus
 from turntree.search_backend.passage import Passage
 from turntree.search_backend.scoring import Matrix, Scorer
-from turntree.search_backend.store import corpus_fingerprint
+from turntree.search_backend.store import corpus_fingerprint, scored_passages
 
 __all__ = ["BM25Backend", "BM25Settings", "bm25_fingerprint", "check_request", "search_terms"]
 
@@ -75,9 +75,7 @@ class BM25Backend:
         Raises :class:`RetrievalError` for queries that are not strings and for ``k < 1``.
         """
         check_request(queries, k)
-        return search_terms(
-            queries, k, self._analyzer, self._vocabulary.get, self._scorer, lambda row: self.passages[row]
-        )
+        return search_terms(queries, k, self._analyzer, self._vocabulary.get, self._scorer, self.passages)
 
     def _build(self) -> Matrix:
         rows = [
@@ -100,14 +98,14 @@ def search_terms(
     analyzer: Analyzer,
     number: Callable[[str], int | None],
     scorer: Scorer,
-    passage: Callable[[int], Passage],
+    passages: Sequence[Passage],
 ) -> list[list[Passage]]:
     """The passages of queries, each different query searched once. ``number`` gives a term's, or None."""
     different = list(dict.fromkeys(queries))
     terms = [[n for t in analyzer.query(query) if (n := number(t)) is not None] for query in different]
     found: dict[str, list[Passage]] = {}
     for query, (rows, scores) in zip(different, scorer.best(terms, k)):
-        found[query] = [replace(passage(r), score=s) for r, s in zip(rows.tolist(), scores.tolist())]
+        found[query] = scored_passages(passages, rows.tolist(), scores.tolist())
     return [list(found[query]) for query in queries]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
+import itertools
 import json
 import threading
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ from turntree.search_backend.encoder import Encoder, EncoderSettings, load_encod
 from turntree.search_backend.faiss_index import import_faiss, on_gpus, read_index, search_parameters, threads
 from turntree.search_backend.machine import human_bytes, parse_bytes
 from turntree.search_backend.passage import Passage
+from turntree.search_backend.store import scored_passages
 
 __all__ = ["KIND", "DenseBackend", "DenseSearch", "open_faiss"]
 
 _SPARE = 8  # results beyond k, to see whether the last one is tied
 _MOST = 2048  # results that a search of FAISS on a GPU gives at most
-_KEPT = 16_384  # passages in memory, some 20 MB
 _DIGITS = 6  # of scores: below it lies the noise of float32 between batches of different sizes
 
 
@@ -106,8 +106,6 @@ class DenseBackend:
         self._index = on_gpus(index, gpus=self.options.gpu, half=self.options.gpu_half) if gpu else index
         # FAISS's GPU indexes are not safe to share between threads.
         self._lock = threading.Lock() if gpu else None
-        # Reading a passage from disk costs as much as FAISS's share of a result: popular ones are kept.
-        self._passage = functools.lru_cache(maxsize=_KEPT)(passages.__getitem__)
         self._source: tuple[Any, ...] = ()
         about = ["dense", dict(identity), self.options.nprobe, self.options.ef_search, gpu and self.options.gpu_half]
         self._fingerprint = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
@@ -142,15 +140,13 @@ class DenseBackend:
         if not different or not len(self.passages):
             return [[] for _ in queries]
         scores, rows = self.search_vectors(self.encoder.encode_queries(different), k=k)
+        there = rows >= 0
+        passages = iter(scored_passages(self.passages, rows[there].tolist(), scores[there].tolist()))
         found = {
-            query: [self._scored(r, s) for s, r in zip(mine.tolist(), at.tolist()) if r >= 0]
-            for query, mine, at in zip(different, scores, rows)
+            query: list(itertools.islice(passages, count))
+            for query, count in zip(different, there.sum(axis=1).tolist())
         }
         return [list(found[query]) for query in queries]
-
-    def _scored(self, row: int, score: float) -> Passage:
-        passage = self._passage(row)
-        return Passage(passage.id, passage.title, passage.text, score)
 
     def search_vectors(
         self, vectors: npt.NDArray[np.float32], *, k: int

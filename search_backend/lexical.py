@@ -89,9 +89,7 @@ class MappedBM25:
         Raises :class:`RetrievalError` for queries that are not strings and for ``k < 1``.
         """
         check_request(queries, k)
-        return search_terms(
-            queries, k, self._analyzer, self._vocabulary.number, self._scorer, lambda row: self.store[row]
-        )
+        return search_terms(queries, k, self._analyzer, self._vocabulary.number, self._scorer, self.store)
 
 
 def _reopen(

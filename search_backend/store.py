@@ -27,7 +27,7 @@ from turntree.search_backend.keys import KeyTable, key_hash, write_keys
 from turntree.search_backend.layouts import Place, read_passages
 from turntree.search_backend.passage import Passage
 
-__all__ = ["CorpusStore", "Progress", "corpus_fingerprint", "is_store", "quiet"]
+__all__ = ["CorpusStore", "Progress", "corpus_fingerprint", "is_store", "quiet", "scored_passages"]
 
 Progress = Callable[[str, int, int, str], None]
 """``progress(stage, done, total, note)``; a total of 0 is unknown."""
@@ -164,6 +164,23 @@ class CorpusStore(Sequence[Passage]):
             return row if 0 <= row < self._count else None
         return next((row for row in self._keys.candidates(_encode(id)) if self._id(row) == id), None)
 
+    def scored(self, rows: npt.ArrayLike, scores: Iterable[float]) -> list[Passage]:
+        """The passages of rows in any order (integers from 0, [n]), each with its score: a search's results."""
+        at = np.asarray(rows, dtype=np.int64)
+        starts = np.where(at > 0, self._ends[at - 1], 0).astype(np.int64)
+        sizes = self._ends[at].astype(np.int64) - starts
+        found = []
+        for start, size, (id, title), score in zip(
+            starts.tolist(), sizes.tolist(), self._parts[at].tolist(), scores, strict=True
+        ):
+            data, head = self._bytes(start, start + size), id + title
+            if data.isascii():  # decoded at once: characters are bytes
+                text = data.decode("ascii")
+                found.append(Passage(text[:id], text[id:head], text[head:], score))
+            else:
+                found.append(Passage(_decode(data[:id]), _decode(data[id:head]), _decode(data[head:]), score))
+        return found
+
     def _id(self, row: int) -> str:
         start = int(self._ends[row - 1]) if row else 0
         return _decode(self._bytes(start, start + int(self._parts[row, 0])))
@@ -201,6 +218,14 @@ class CorpusStore(Sequence[Passage]):
             what = "no file" if found < 0 else f"{found} bytes"
             raise SearchIndexError(f"{path}: expected {size} bytes, found {what}; build the store again")
         return path
+
+
+def scored_passages(passages: Sequence[Passage], rows: Sequence[int], scores: Sequence[float]) -> list[Passage]:
+    """Passages of a corpus in memory or on disk, in the order of ``rows``, with their scores."""
+    if isinstance(passages, CorpusStore):
+        return passages.scored(rows, scores)
+    chosen = ((passages[row], score) for row, score in zip(rows, scores, strict=True))
+    return [Passage(p.id, p.title, p.text, score) for p, score in chosen]
 
 
 # -- fingerprint ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from turntree.errors import DataError, SearchIndexError
 from turntree.search_backend import Passage, load_corpus
-from turntree.search_backend.store import CorpusStore, corpus_fingerprint
+from turntree.search_backend.store import CorpusStore, corpus_fingerprint, scored_passages
 
 texts = st.text(st.characters(codec=None), max_size=20)  # lone surrogates too
 passages = st.lists(st.builds(Passage, id=st.text(min_size=1, max_size=6), title=texts, text=texts), max_size=12).map(
@@ -52,6 +53,10 @@ def test_a_store_is_the_sequence_that_was_written(
     assert store[::-1] == rows[::-1]
     assert store.find("absent!") is None
     assert store.fingerprint == corpus_fingerprint(rows)
+    order = [*reversed(range(len(rows))), *range(len(rows))]
+    scores = [float(i) for i in range(len(order))]
+    expected = [replace(rows[row], score=score) for row, score in zip(order, scores)]
+    assert scored_passages(store, order, scores) == scored_passages(rows, order, scores) == expected
 
 
 @pytest.mark.parametrize("first", [0, 1, 21015324])
