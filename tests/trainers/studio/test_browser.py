@@ -53,10 +53,18 @@ MEASURE = """async () => {
   return out; }"""
 
 SWITCH = """async () => {
-  const start = performance.now(); document.querySelector('[data-tree="77"]').click();
-  const there = () => document.querySelector('.head h1')?.textContent.includes('number 77');
-  while (!there()) await new Promise((r) => setTimeout(r, 2));
-  return performance.now() - start; }"""
+  const painted = () => new Promise((done) => requestAnimationFrame(() => {
+    const c = new MessageChannel(); c.port1.onmessage = done; c.port2.postMessage(0); }));
+  const taken = [];
+  for (const number of [77, 120, 3, 199, 60, 61, 150, 10, 181, 42]) {
+    const there = () => document.querySelector('.head h1')?.textContent.includes(`number ${number}`);
+    const start = performance.now(); document.querySelector(`[data-tree="${number}"]`).click();
+    while (!there()) await new Promise((r) => setTimeout(r, 2));
+    await painted();
+    taken.push(performance.now() - start);
+    await new Promise((r) => setTimeout(r, 150));  // the address is written
+  }
+  return taken; }"""
 
 
 @pytest.fixture(scope="module")
@@ -166,12 +174,11 @@ def test_two_hundred_trees_of_64_leaves_stay_responsive(tab: Tab, runs: Path) ->
     assert page.locator(".trees li").count() == 200
     assert page.locator(".canvas .card:not(.open)").count() == 64
     page.evaluate(MEASURE)  # the first round compiles
-    taken: dict[str, list[float]] = page.evaluate(MEASURE)
+    taken: dict[str, list[float]] = page.evaluate(MEASURE) | {"another tree": page.evaluate(SWITCH)}
     # The faster half: what a busy machine adds is not the page's.
     usual = {name: statistics.median(sorted(times)[: len(times) // 2]) for name, times in taken.items()}
     assert all(ms < LIMIT_MS for ms in usual.values()), usual
-    switch = page.evaluate(SWITCH)
-    print(json.dumps({"ms": usual, "another tree": switch}))
+    print(json.dumps({"ms": usual}))
 
 
 def test_text_of_passages_and_models_runs_nothing(tab: Tab) -> None:

@@ -69,17 +69,23 @@ const cardId = (label, id) => `card-${label.replace(/\W+/g, "-")}-${id}`;
 
 // Pan and zoom --------------------------------------------------------------------------------------------------------
 
+/** The room of the last picture: a new one begins with it, so that it is laid out once, at its final scale. */
+let lastRoom = null;
+
 function useView(frame, layout, size, key, onResize) {
   // `fitted` until somebody pans or zooms: such a view fits itself again when the room for it changes.
-  const state = useRef({ transform: zoomIdentity, listeners: new Set(), fitted: true, moving: false });
+  const state = useRef({ transform: zoomIdentity, listeners: new Set(), fitted: true, moving: false, room: null });
   const behaviour = useRef(null);
   const latest = useLatest({ layout, size, onResize });
+  // Kept, since asking the page for it in the middle of drawing makes it lay everything out.
+  const room = () => (state.current.room ??= lastRoom ?? { width: frame.current.clientWidth, height: frame.current.clientHeight });
 
   useLayoutEffect(() => {
     const svg = select(frame.current.querySelector("svg"));
     const inner = frame.current.querySelector("g.view");
     behaviour.current = zoom()
       .scaleExtent([0.08, 3])
+      .extent(() => [[0, 0], [room().width, room().height]])
       // A wheel pans, as in a document; with Ctrl (or a pinch) it zooms.
       .filter((event) => (event.type === "wheel" ? event.ctrlKey || event.metaKey : !event.button))
       .on("zoom", ({ transform }) => {
@@ -98,7 +104,11 @@ function useView(frame, layout, size, key, onResize) {
       svg.call(behaviour.current.translateBy, -dx / k, -dy / k);
     };
     svg.node().addEventListener("wheel", pan, { passive: false });
-    const watch = new ResizeObserver(() => {
+    const watch = new ResizeObserver(([entry]) => {
+      const { width, height } = entry.contentRect;
+      const known = room();
+      lastRoom = state.current.room = { width, height };
+      if (known.width === width && known.height === height) return;
       if (state.current.fitted) fit(READABLE);
       latest.current.onResize();
     });
@@ -109,7 +119,6 @@ function useView(frame, layout, size, key, onResize) {
     };
   }, []);
 
-  const room = () => ({ width: frame.current.clientWidth, height: frame.current.clientHeight });
   const set = (transform) => {
     state.current.moving = true;
     select(frame.current.querySelector("svg")).call(behaviour.current.transform, transform);

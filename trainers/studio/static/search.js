@@ -1,6 +1,6 @@
 // Search in all text of a run.
 
-import { html, useEffect, useRef, useState } from "/static/vendor/vendor.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "/static/vendor/vendor.js";
 import { Loading, Notice, ask, plural } from "/static/base.js";
 
 const DELAY = 180;
@@ -12,7 +12,7 @@ export function SearchBox({ run, go, onClose }) {
   const [at, setAt] = useState(0);
   const input = useRef(null);
   const list = useRef(null);
-  useEffect(() => input.current?.focus(), []);
+  useLayoutEffect(() => input.current?.focus(), []); // at once: what is typed right after "/" is meant for it
   useEffect(() => {
     const stop = new AbortController();
     const wanted = query.trim();
