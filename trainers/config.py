@@ -318,13 +318,16 @@ class SftConfig:
     adam_beta2: float = opt(0.98, "second-moment decay of AdamW.")
     max_seconds: float | None = opt(None, "stop after this many seconds of training (null: steps decide).")
     save_every: int = opt(100, "steps between checkpoints.")
+    max_skipped_updates: int | None = opt(
+        5, "stop after so many steps in a row whose gradient is not finite, and save the batch (null: go on)."
+    )
     laziness: float = opt(0.5, "teacher: probability to answer early instead of making the next gold search.")
     error: float = opt(0.1, "teacher: probability that a step goes wrong.")
 
     def __post_init__(self) -> None:
         finite("sft", self)
         one_of("sft.unfit", self.unfit, ("error", "drop"))
-        for name in ("steps", "demonstrations", "batch_size", "save_every"):
+        for name in ("steps", "demonstrations", "batch_size", "save_every", "max_skipped_updates"):
             at_least(f"sft.{name}", getattr(self, name), 1)
         for name in ("learning_rate", "warmup_steps", "weight_decay", "max_seconds"):
             at_least(f"sft.{name}", getattr(self, name), 0)

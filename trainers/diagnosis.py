@@ -62,24 +62,33 @@ def diagnose(skipped: Skipped, model: nn.Module) -> dict[str, Any]:
 
 
 def stop_diverged(
-    folder: Path, skipped: Skipped, model: nn.Module, *, step: int, in_a_row: int, newest: Path | None
+    folder: Path | None,
+    skipped: Skipped,
+    model: nn.Module,
+    *,
+    step: int,
+    in_a_row: int,
+    newest: Path | None,
+    option: str = "trainer.max_skipped_updates",
 ) -> None:
-    """Write ``batch.safetensors`` and ``diagnosis.json`` into ``folder``, then raise :class:`DivergenceError`.
+    """Write ``batch.safetensors`` and ``diagnosis.json`` into ``folder`` (if any), then raise :class:`DivergenceError`.
 
-    ``step``: the one whose updates were skipped. ``newest``: the checkpoint to go back to. A disk that is full takes
-    nothing from the message.
+    ``step``: the one whose updates were skipped. ``newest``: the checkpoint to go back to. ``option``: the one that set
+    the limit. A disk that is full takes nothing from the message.
     """
     found = diagnose(skipped, model)
+    kept = "The batch was not kept, for want of a run folder"
     try:
-        _save_batch(folder / "batch.safetensors", skipped.packs)
-        write_json(folder / "diagnosis.json", {"step": step, "skipped_in_a_row": in_a_row, **found})
-        kept = f"The batch and what is not finite in it are in {folder}"
+        if folder is not None:
+            _save_batch(folder / "batch.safetensors", skipped.packs)
+            write_json(folder / "diagnosis.json", {"step": step, "skipped_in_a_row": in_a_row, **found})
+            kept = f"The batch and what is not finite in it are in {folder}"
     except OSError as error:
         kept = f"The batch could not be written to {folder} ({error})"
     back = f"the newest checkpoint is {newest}" if newest is not None else "there is no checkpoint yet"
     raise DivergenceError(
         f"expected finite gradients, found none in {in_a_row} updates in a row (step {step}; "
-        f"trainer.max_skipped_updates={in_a_row}). Look at: {'; '.join(found['look_at'])}. {kept}; {back}"
+        f"{option}={in_a_row}). Look at: {'; '.join(found['look_at'])}. {kept}; {back}"
     )
 
 

@@ -22,8 +22,10 @@ from turntree.agents.lora import trained_part
 from turntree.agents.teacher import Demonstration
 from turntree.agents.tokenizer import encode
 from turntree.errors import DataError
-from turntree.trainers.checkpoint import load_checkpoint, resumable_checkpoint, save_checkpoint
+from turntree.trainers.checkpoint import latest_checkpoint, load_checkpoint, resumable_checkpoint, save_checkpoint
 from turntree.trainers.config import SftConfig
+from turntree.trainers.diagnosis import Skipped, stop_diverged
+from turntree.trainers.distributed.ranks import Ranks
 from turntree.trainers.distributed.strategy import Gathered, Single, Strategy
 from turntree.trainers.forward import packed_logprobs
 from turntree.trainers.packing import Pack, pack_groups
@@ -172,6 +174,8 @@ def train_sft(
     Raises:
         DataError: there are no demonstrations.
         CheckpointError: the checkpoint to resume was made with another ``fingerprint``.
+        DivergenceError: ``config.max_skipped_updates`` steps in a row had a gradient that is not finite. The batch
+            and a diagnosis lie beside ``checkpoints``.
     """
     if not groups:
         raise DataError("cold start: expected at least one demonstration, found none")
@@ -213,7 +217,10 @@ def train_sft(
         factor = learning_rate_factor(state.step, warmup=config.warmup_steps, steps=config.steps, spent=spent)
         rows = batch_order(len(groups), config.batch_size, seed=seed, step=state.step)
         packs = pack_groups([groups[i] for i in rows], max_pack_tokens=max_pack_tokens)
-        state.add(*_update(strategy, packs, rate=config.learning_rate * factor))
+        reports, norm = _update(strategy, packs, rate=config.learning_rate * factor)
+        state.add(sum(report["nll"] for report in reports), norm)
+        if config.max_skipped_updates is not None and state.in_a_row >= config.max_skipped_updates:
+            _stop(ranks, Skipped(packs, reports, norm), model, state, checkpoints)
         state.seconds += ranks.gather(time.monotonic() - start)[0]  # all ranks go by the first one's clock
         if on_step is not None and ranks.is_main:
             on_step(state.step, state.losses[-1])
@@ -224,19 +231,33 @@ def train_sft(
     return SftResult(state.step, state.seconds, tuple(state.losses), state.skipped)
 
 
-def _update(strategy: Strategy, packs: Sequence[Pack], *, rate: float) -> tuple[float, float]:
-    """One optimiser step at learning rate ``rate``; returns the loss and the norm of its gradient."""
+def _update(strategy: Strategy, packs: Sequence[Pack], *, rate: float) -> tuple[list[dict[str, float]], float]:
+    """One optimiser step at learning rate ``rate``; returns each pack's share of the loss and the gradient's norm."""
     for group in strategy.param_groups:
         group["lr"] = rate
     total = sum(int(pack["tokens", "loss_mask"].sum()) for pack in packs)
 
-    def loss(pack: Pack) -> tuple[torch.Tensor, float]:
+    def loss(pack: Pack) -> tuple[torch.Tensor, dict[str, float]]:
         # Log-probs are 0 wherever no token was sampled, so observations add nothing.
         value = -strategy.forward(pack).logp.sum() / total
-        return value, float(value.detach())
+        return value, {"nll": float(value.detach())}
 
-    losses, norm = update(strategy, packs, loss)
-    return sum(losses), norm
+    return update(strategy, packs, loss)
+
+
+def _stop(ranks: Ranks, skipped: Skipped, model: torch.nn.Module, state: _State, checkpoints: Path | None) -> None:
+    """Raise :class:`DivergenceError`; the batch is kept beside the checkpoints, where there are any."""
+    ranks.main(
+        lambda: stop_diverged(
+            None if checkpoints is None else checkpoints.parent / "diagnosis" / f"step-{state.step:06d}",
+            skipped,
+            model,
+            step=state.step,
+            in_a_row=state.in_a_row,
+            newest=None if checkpoints is None else latest_checkpoint(checkpoints),
+            option="sft.max_skipped_updates",
+        )
+    )
 
 
 @dataclass(slots=True)
@@ -246,6 +267,7 @@ class _State:
     losses: list[float] = field(default_factory=list)
     seconds: float = 0.0
     skipped: int = 0
+    in_a_row: int = 0
     saved_step: int | None = None
 
     @property
@@ -256,14 +278,21 @@ class _State:
     def add(self, loss: float, norm: float) -> None:
         """Take in a step; one whose gradient was not finite was not taken."""
         self.losses.append(loss)
-        if not math.isfinite(norm):
+        self.in_a_row = 0 if math.isfinite(norm) else self.in_a_row + 1
+        if self.in_a_row:
             self.skipped += 1
             _log.warning("step %d was skipped: the norm of its gradient is %s", self.step, norm)
 
     def to_json(self) -> dict[str, Any]:
-        return {"losses": self.losses, "seconds": self.seconds, "skipped": self.skipped}
+        return {
+            "losses": self.losses,
+            "seconds": self.seconds,
+            "skipped": self.skipped,
+            "skipped_in_a_row": self.in_a_row,
+        }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> _State:
         losses = list(data["losses"])
-        return _State(losses, float(data["seconds"]), int(data["skipped"]), saved_step=len(losses))
+        in_a_row = int(data.get("skipped_in_a_row", 0))  # earlier checkpoints have none
+        return _State(losses, float(data["seconds"]), int(data["skipped"]), in_a_row, saved_step=len(losses))

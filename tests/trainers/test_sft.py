@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from turntree.agents.dialogue import Dialogue
 from turntree.agents.models import load_tokenizer
 from turntree.agents.teacher import Demonstration, DemonstrationTurn
-from turntree.errors import CheckpointError, DataError
+from turntree.errors import CheckpointError, ConfigError, DataError, DivergenceError
 from turntree.trainers.checkpoint import latest_checkpoint
 from turntree.trainers.config import SftConfig
 from turntree.trainers.packing import column, pack_groups, table
@@ -200,10 +202,41 @@ def test_a_gradient_that_is_not_finite_is_skipped(tiny_llama: Any) -> None:
     with torch.no_grad():
         model.model.norm.weight[0] = float("nan")
     before = copy.deepcopy(model.state_dict())
-    result = run(model)
+    result = run(model, config=dataclasses.replace(SMALL, max_skipped_updates=None))
     assert result.skipped == result.steps == 8
     assert math.isnan(result.losses[0])
     assert all(torch.equal(a.nan_to_num(7.0), before[n].nan_to_num(7.0)) for n, a in model.state_dict().items())
+
+
+def test_after_the_limit_training_stops_with_the_batch_and_a_resumed_one_goes_on_counting(
+    tiny_llama: Any, tmp_path: Path
+) -> None:
+    model, checkpoints = fresh(tiny_llama), tmp_path / "checkpoints"
+    limited = dataclasses.replace(SMALL, max_skipped_updates=3, save_every=1)
+
+    def spoil(step: int, loss: float) -> None:
+        if step == 4:
+            with torch.no_grad():
+                model.model.norm.weight[0] = float("nan")
+
+    with pytest.raises(DivergenceError, match=r"3 updates in a row \(step 7; sft\.max_skipped_updates=3\)") as caught:
+        run(model, checkpoints, config=limited, on_step=spoil)
+    assert "step-00000006" in str(caught.value), "the newest checkpoint is named"
+    found = json.loads((tmp_path / "diagnosis" / "step-000007" / "diagnosis.json").read_text())
+    assert found["weights"] == ["model.norm.weight"]
+    assert all(report == {"nll": "nan"} for report in found["reports"])
+    batch = load_file(tmp_path / "diagnosis" / "step-000007" / "batch.safetensors")
+    assert len(batch["0/tokens/ids"]) == found["packs"][0]["tokens"]
+    with pytest.raises(DivergenceError, match="3 updates in a row"):
+        run(fresh(tiny_llama), checkpoints, config=limited, resume=True)  # two before the checkpoint, one more here
+    with pytest.raises(DivergenceError, match="not kept, for want of a run folder"):
+        run(model, config=limited)
+    assert not (Path.cwd() / "diagnosis").exists()
+
+
+def test_the_limit_of_skipped_steps_is_checked() -> None:
+    with pytest.raises(ConfigError, match=r"sft\.max_skipped_updates"):
+        dataclasses.replace(SMALL, max_skipped_updates=0)
 
 
 def test_no_demonstrations_are_an_error(tiny_llama: Any) -> None:
