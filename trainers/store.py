@@ -284,7 +284,7 @@ def _encode_tree(step: int, tree: Tree, by_node: Mapping[Node, Mapping[Node, flo
 
 
 def _encode_node(node: Node, per_leaf: Mapping[Node, float], tokens: TokenColumns) -> dict[str, Any]:
-    columns = {name: [_number(x) for x in column[node]] for name, column in tokens.items() if node in column}
+    columns = {name: _numbers(column[node]) for name, column in tokens.items() if node in column}
     return {
         "path": node.path,
         "text": node.text,
@@ -302,8 +302,8 @@ def _encode_node(node: Node, per_leaf: Mapping[Node, float], tokens: TokenColumn
         "pruned": node.pruned,
         "turn_ids": node.turn_ids,
         "observation_ids": node.observation_ids,
-        "logprobs": [_number(x) for x in node.logprobs],
-        "entropies": [_number(x) for x in node.entropies],
+        "logprobs": _numbers(node.logprobs),
+        "entropies": _numbers(node.entropies),
         "advantage": _number(math.fsum(per_leaf.values()) / len(per_leaf)) if per_leaf else None,
         "advantages": [[leaf.path, _number(value)] for leaf, value in per_leaf.items()],
         "info": thaw(node.info),
@@ -318,6 +318,12 @@ def _number(value: float | None) -> float | str | None:
         return None
     number = float(value)
     return number if math.isfinite(number) else str(number)
+
+
+def _numbers(values: Iterable[float]) -> Sequence[float | str | None]:
+    numbers = list(map(float, values))
+    # Nearly all are finite, and so is then their sum.
+    return numbers if math.isfinite(sum(numbers)) else [_number(x) for x in numbers]
 
 
 def _finite(value: Any) -> Any:
