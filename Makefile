@@ -83,6 +83,7 @@ test-gpu: venv
 
 docs: venv
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open site/index.html; with the search box: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
 
 clean:
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

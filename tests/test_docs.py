@@ -91,7 +91,7 @@ def test_python_blocks_run_and_print_what_the_page_says(
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_block_says_what_it_is(page: Path) -> None:
-    known = {"python", "python no-run", "text output", "text", "bash", "yaml", "json", "mermaid"}
+    known = {"python", "python no-run", "text output", "text", "bash", "yaml", "json"}
     assert not [f"{b.where}: {b.info!r}" for b in blocks(page) if b.info not in known]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import types
@@ -64,6 +65,11 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONSAFEPATH": "1", "NO_MKDOCS_2_WARNING": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    built = (tmp_path / "site" / "reference" / "trainers" / "credit" / "index.html").read_text(encoding="utf-8")
+    built = (tmp_path / "site" / "reference" / "trainers" / "credit.html").read_text(encoding="utf-8")
     assert "shrunk_loo" in built
     assert "Equal rewards give exactly zero" in built
+    loads = r"<(?:script|img|iframe|link rel=\W?(?:stylesheet|icon|preload)\W?)"
+    elsewhere = re.compile(loads + r"[^>]*?(?:src|href)=\W?https?:")
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 100
+    assert not [page for page in pages if elsewhere.search(page.read_text(encoding="utf-8"))]
