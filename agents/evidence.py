@@ -14,7 +14,17 @@ from turntree.errors import ConfigError
 if TYPE_CHECKING:
     from turntree.agents.completeness.calls import CallTurn
 
-__all__ = ["PROMPTS", "Language", "fill", "question_of", "quoted", "read_template", "show_calls", "with_places"]
+__all__ = [
+    "PROMPTS",
+    "Language",
+    "check_result_chars",
+    "fill",
+    "question_of",
+    "quoted",
+    "read_template",
+    "show_calls",
+    "with_places",
+]
 
 Language = Literal["en", "zh"]
 """Languages of the packaged prompts."""
@@ -57,6 +67,12 @@ def with_places(text: str, *, what: str) -> str:
         if text.count(place) != 1:
             raise ConfigError(f"{what}: expected {place} in the prompt once, found it {text.count(place)} times")
     return text
+
+
+def check_result_chars(most: int | None) -> None:
+    """Raise ``ConfigError`` where ``max_result_chars`` is neither a whole number of at least 1 nor None."""
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise ConfigError(f"max_result_chars={most!r}: expected a whole number of characters, at least 1 (null: all)")
 
 
 def fill(template: str, *, question: str, calls: str) -> str:

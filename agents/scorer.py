@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from turntree.envs.task import FrozenDict
+from turntree.envs.task import FrozenDict, Question
 from turntree.errors import ConfigError
 
 __all__ = [
@@ -109,19 +109,24 @@ def env_reward(finished: Sequence[Finished]) -> list[float | Failed]:
 class AnswerScorer:
     """A rule scorer: ``metric(answer, golden_answers)`` of the task, and ``no_answer`` where there is no answer.
 
-    ``metric=None`` is exact match. Made for finishers, whose answers the environment never saw.
+    ``metric=None`` is exact match, after the normaliser of the question's language.
+    Made for finishers, whose answers the environment never saw.
     """
 
     metric: Callable[[str, Sequence[str]], float] | None = None
     no_answer: float = 0.0
 
     def __call__(self, finished: Sequence[Finished]) -> list[float | Failed]:
+        return [self.no_answer if f.answer is None else self._measure(f.answer, f.task) for f in finished]
+
+    def _measure(self, answer: str, task: Any) -> float:
+        if self.metric is not None:
+            return float(self.metric(answer, task.golden_answers))
+        from turntree.envs.language import normalizer_for
         from turntree.envs.metrics import exact_match
 
-        metric = self.metric or exact_match
-        return [
-            self.no_answer if f.answer is None else float(metric(f.answer, f.task.golden_answers)) for f in finished
-        ]
+        rule = normalizer_for([task]) if isinstance(task, Question) else "squad"
+        return exact_match(answer, task.golden_answers, normalizer=rule)
 
 
 def needs_answer(scorer: Scorer | None) -> bool:
@@ -147,11 +152,17 @@ def score(
 
     The finisher is left out where the scorer needs no answer, unless ``answers`` is ``always``. A reward that is not
     finite becomes ``Failed("non_finite_reward")``. Raises ``ConfigError`` when a callable
-    returns another number of outcomes than it was given, or when a task defers its reward and there is no scorer.
+    returns another number of outcomes than it was given or something else, or when a task defers its reward and there
+    is no scorer.
     """
     written: Sequence[Finished | Failed] = finished
     if finisher is not None and finished and (answers == "always" or needs_answer(scorer)):
         written = _one_each("finisher", finisher(finished), len(finished))
+        stranger = next((w for w in written if not isinstance(w, (Finished, Failed))), None)
+        if stranger is not None or None in written:
+            raise ConfigError(
+                f"the finisher returned {stranger!r:.100} for a trajectory; expected a Finished or Failed"
+            )
     live = [w for w in written if isinstance(w, Finished)]
     if scorer is None:
         _refuse_deferred(live)
@@ -177,7 +188,7 @@ def _refuse_deferred(finished: Sequence[Finished]) -> None:
 def _scored(finished: Finished, outcome: float | Judged | Failed) -> Scored:
     if not isinstance(outcome, Judged):
         return Scored(finished, _finite(outcome))
-    parts = {name: float(value) for name, value in outcome.parts.items()}
+    parts = {name: _number(value) for name, value in outcome.parts.items()}
     broken = next((name for name, value in parts.items() if not math.isfinite(value)), None)
     if broken is not None:
         return Scored(finished, Failed("non_finite_reward", f"the scorer's part {broken!r} is {parts[broken]}"))
@@ -187,5 +198,14 @@ def _scored(finished: Finished, outcome: float | Judged | Failed) -> Scored:
 def _finite(reward: float | Failed) -> float | Failed:
     if isinstance(reward, Failed):
         return reward
-    value = float(reward)
+    value = _number(reward)
     return value if math.isfinite(value) else Failed("non_finite_reward", f"the scorer returned {value}")
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"the scorer returned {value!r:.100} for a trajectory; expected a number, Judged (with numbers) or Failed"
+        ) from None

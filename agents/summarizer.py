@@ -20,6 +20,7 @@ from turntree.agents.engines.endpoint import Usage
 from turntree.agents.evidence import (
     PROMPTS,
     Language,
+    check_result_chars,
     fill,
     question_of,
     quoted,
@@ -80,6 +81,7 @@ class Summarizer:
         seed: int = 0,
     ) -> None:
         reject_unknown([language], get_args(Language), what="language of the summariser")
+        check_result_chars(max_result_chars)
         self.texts = texts
         self.language: Language = language
         self.prompt = _prompt(prompt, language)

@@ -11,6 +11,7 @@ from turntree.agents.engines.chat import ChatClient, Reply
 from turntree.agents.engines.endpoint import Endpoint
 from turntree.agents.engines.protocol import Engine, Generation, Prefix, Request, SamplingParams
 from turntree.agents.scorer import Failed
+from turntree.agents.weights import weights_hash
 from turntree.envs.loading import construct, reject_unknown
 from turntree.errors import ConfigError, EngineError, TurnTreeError
 
@@ -151,6 +152,8 @@ def open_texts(
         raise ConfigError(f"{what}: model is empty; give base_url and a model's name there, or a model folder")
     if not temperature >= 0:
         raise ConfigError(f"{what}: temperature={temperature}; expected at least 0")
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+        raise ConfigError(f"{what}: max_tokens={max_tokens!r}; expected a whole number, at least 1")
     if base_url:
         known = {f.name for f in fields(Endpoint)} - {"base_url", "model"}
         reject_unknown(more, known, what=f"argument of {what}")
@@ -167,7 +170,8 @@ def _hf_texts(model: str, max_tokens: int, temperature: float, dtype: str, devic
     from turntree.agents.models import load_model
 
     weights, tokenizer = load_model(model, dtype=dtype, device=device)
-    return EngineTexts(HFEngine(weights, tokenizer), _dialogue(tokenizer), model, max_tokens, temperature, own=True)
+    name = _name(model, dtype)
+    return EngineTexts(HFEngine(weights, tokenizer), _dialogue(tokenizer), name, max_tokens, temperature, own=True)
 
 
 def _vllm_texts(model: str, max_tokens: int, temperature: float, dtype: str, more: Mapping[str, Any]) -> Texts:
@@ -176,7 +180,12 @@ def _vllm_texts(model: str, max_tokens: int, temperature: float, dtype: str, mor
 
     tokenizer = load_tokenizer(model)
     engine = construct(VLLMEngine, {"model": model, "tokenizer": tokenizer, "dtype": dtype, **more}, what="engine=vllm")
-    return EngineTexts(engine, _dialogue(tokenizer), model, max_tokens, temperature, own=True)
+    return EngineTexts(engine, _dialogue(tokenizer), _name(model, dtype), max_tokens, temperature, own=True)
+
+
+def _name(folder: str, dtype: str) -> str:
+    """Who answers, by the weights themselves: a model that was trained on under the same path is another one."""
+    return f"{weights_hash(folder) or folder} {dtype}"
 
 
 def _dialogue(tokenizer: Any) -> Dialogue:

@@ -495,7 +495,8 @@ class SearchQAEnv(TurnEnv[SearchQAState]):
             return Question.from_json(value)
         except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
-                f"reset option 'task': expected a Question or its JSON form, found {value!r:.200}"
+                f"reset option 'task': expected a Question or its JSON form, found {value!r:.200} "
+                f"({type(error).__name__}: {error})"
             ) from error
 
 

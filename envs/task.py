@@ -50,13 +50,16 @@ class FrozenDict(Mapping[str, Any]):
 #: The one key of the JSON form of a :class:`History`, which is no list: it is shared by what grows from it.
 _HISTORY = "$history"
 
+# Most values; telling them by their type is many times quicker than asking whether they are mappings.
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
 
 def freeze(value: Any) -> Any:
     """Turn nested dicts and lists into :class:`FrozenDict` and tuples; other values pass through.
 
     What :func:`thaw` made of a :class:`History` is one again.
     """
-    if isinstance(value, FrozenDict):
+    if type(value) in _PLAIN or isinstance(value, FrozenDict):
         return value
     if isinstance(value, Mapping):
         return History(freeze(v) for v in value[_HISTORY]) if value.keys() == {_HISTORY} else FrozenDict(value)
@@ -67,6 +70,8 @@ def freeze(value: Any) -> Any:
 
 def thaw(value: Any) -> Any:
     """The plain JSON-able form of a frozen value: dicts and lists."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, History):
         return {_HISTORY: [thaw(v) for v in value]}
     if isinstance(value, Mapping):
@@ -100,10 +105,15 @@ class Question:
 
     @staticmethod
     def from_json(row: Mapping[str, Any]) -> Question:
-        """The inverse of :meth:`to_json`."""
+        """The inverse of :meth:`to_json`. Raises ``KeyError``, ``TypeError`` or ``AttributeError`` for another row."""
+        asked, golds = row["question"], row["golden_answers"]
+        if not isinstance(asked, str):
+            raise TypeError(f"question is {asked!r:.80}, expected a text")
+        if not isinstance(golds, (list, tuple)) or not all(isinstance(gold, str) for gold in golds):
+            raise TypeError(f"golden_answers is {golds!r:.80}, expected a list of texts")
         return Question(
             id=str(row["id"]),
-            question=row["question"],
-            golden_answers=tuple(row["golden_answers"]),
+            question=asked,
+            golden_answers=tuple(golds),
             metadata=FrozenDict(row.get("metadata") or {}),
         )

@@ -37,8 +37,8 @@ class Labelled:
 def read_labelled(path: str | Path) -> list[Labelled]:
     """JSON Lines with ``question`` (a FlashRAG row), ``turns`` (each ``calls`` and ``result``), ``answer``, ``label``.
 
-    Each call is ``{"tool", "argument"}``; a turn may have ``retrieved``, the ids of passages in its result; ``answer``
-    may be missing; the label is 0 or 1. Raises ``DataError`` that names the row.
+    Each call is ``{"tool", "argument"}``, texts both; a turn may have ``retrieved``, the ids of passages in its result;
+    ``answer`` may be missing; the label is 0 or 1. Raises ``DataError`` that names the row.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")  # U+2028 is text, no line
@@ -56,23 +56,47 @@ def _labelled(line: str, *, where: str) -> Labelled:
         if row["label"] not in (0, 1):
             raise ValueError(f"label is {row['label']!r}, expected 0 or 1")
         question = Question.from_json(row["question"])
-        turns = tuple(_turn(turn) for turn in row["turns"])
+        turns = tuple(_turn(turn) for turn in _listed(row["turns"], "turns"))
         answer = row.get("answer")
         if answer is not None and not isinstance(answer, str):
             raise ValueError(f"answer is {answer!r:.80}, expected a text or null")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        lacks = isinstance(error, KeyError)
         raise DataError(
             f"{where}: expected an object with question, turns and label, found {line!r:.120} "
-            f"({type(error).__name__}: {error})"
+            f"({f'{error} is missing' if lacks else f'{type(error).__name__}: {error}'})"
         ) from error
     status: Literal["answered", "truncated"] = "truncated" if answer is None else "answered"
     return Labelled(Finished(question, question.question, turns, status, answer, 0.0), bool(row["label"]))
 
 
 def _turn(row: Mapping[str, Any]) -> FinishedTurn:
-    calls = [{"tool": str(call["tool"]), "argument": str(call["argument"])} for call in row["calls"]]
-    info = {"calls": calls, "retrieved": [{"id": str(i)} for i in row.get("retrieved", ())]}
-    return FinishedTurn("", calls[0]["tool"] if calls else "none", str(row.get("result", "")), FrozenDict(info))
+    calls = [
+        {name: _text(call[name], f"{name} of a call") for name in ("tool", "argument")}
+        for call in _listed(row["calls"], "calls")
+    ]
+    shown = [{"id": _id(i)} for i in _listed(row.get("retrieved", []), "retrieved")]
+    info = {"calls": calls, "retrieved": shown}
+    result = _text(row.get("result", ""), "result")
+    return FinishedTurn("", calls[0]["tool"] if calls else "none", result, FrozenDict(info))
+
+
+def _listed(value: object, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{name} is {value!r:.80}, expected a list")
+    return value
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"the {name} is {value!r:.80}, expected a text")
+    return value
+
+
+def _id(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise TypeError(f"retrieved holds {value!r:.80}, expected the id of a passage")
+    return str(value)
 
 
 def labelled_row(labelled: Labelled) -> dict[str, Any]:

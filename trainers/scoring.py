@@ -16,6 +16,7 @@ from typing import Any
 
 from turntree.agents.engines.endpoint import Usage
 from turntree.agents.scorer import close_all
+from turntree.agents.weights import weights_hash
 from turntree.envs.metrics import Normalizer
 from turntree.envs.scorers import load_scorer
 from turntree.envs.task import Question
@@ -38,7 +39,7 @@ from turntree.trainers.evaluation.modes import (
     sample_plan,
     tree_plan,
 )
-from turntree.trainers.evaluation.passport import content_hash, make_passport, weights_hash
+from turntree.trainers.evaluation.passport import content_hash, make_passport
 from turntree.trainers.evaluation.play import Played, Players, Valuer
 from turntree.trainers.evaluation.sampled import sample_summary, tree_summary
 from turntree.trainers.evaluation.sets import EvalSet, load_sets

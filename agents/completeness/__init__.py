@@ -127,8 +127,11 @@ class CompletenessScorer:
         judge_illegal: bool = False,
     ) -> None:
         reject_unknown([corrections], get_args(Corrections), what="value of corrections")
-        if not math.isfinite(illegal):
+        if isinstance(illegal, bool) or not isinstance(illegal, (int, float)) or not math.isfinite(illegal):
             raise ConfigError(f"illegal={illegal}: expected a finite reward of an illegal format (such as -1)")
+        for name, switch in (("early_stop", early_stop), ("judge_illegal", judge_illegal)):
+            if not isinstance(switch, bool):
+                raise ConfigError(f"{name}={switch!r:.100}: expected true or false")
         self.penalties = Penalties.of(penalties)
         self.illegal = float(illegal)
         self.judge_illegal = judge_illegal

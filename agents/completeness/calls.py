@@ -11,6 +11,8 @@ from turntree.agents.scorer import Finished, FinishedTurn
 
 __all__ = ["Call", "CallTurn", "call_key", "call_turns", "gold_steps", "is_legal"]
 
+_CODE = frozenset({"python"})
+"""Tools whose argument is code, of one line too: there case, quotes and blanks mean something."""
 _NO_CALL = frozenset({"", "none", "answer", "invalid"})
 
 
@@ -35,8 +37,9 @@ def call_turns(finished: Finished) -> tuple[CallTurn, ...]:
     """The turns that executed a call, in order.
 
     ``info["calls"]`` (``tool``, ``argument``) says what was called, or ``info["argument"]`` with the turn's ``action``
-    as tool. An environment that writes neither (its own ``calls`` may well be a count) has one call a turn: its
-    ``action``, with the turn's whole text as argument; a turn that was shown nothing called nothing.
+    as tool. An environment that writes neither (its own ``calls`` may well be a count, or a list of something else) has
+    one call a turn: its ``action``, with the turn's whole text as argument; a turn that was shown nothing called
+    nothing.
     """
     turns = (CallTurn(_calls(turn), turn.observation, _retrieved(turn)) for turn in finished.turns)
     return tuple(turn for turn in turns if turn.calls)
@@ -44,7 +47,9 @@ def call_turns(finished: Finished) -> tuple[CallTurn, ...]:
 
 def _calls(turn: FinishedTurn) -> tuple[Call, ...]:
     listed = turn.info.get("calls")
-    if isinstance(listed, (list, tuple)):
+    if isinstance(listed, (list, tuple)) and all(
+        isinstance(c, Mapping) and {"tool", "argument"} <= {*c} for c in listed
+    ):
         return tuple(Call(str(call["tool"]), str(call["argument"])) for call in listed)
     if "argument" in turn.info:
         return (Call(turn.action, str(turn.info["argument"])),)
@@ -53,23 +58,26 @@ def _calls(turn: FinishedTurn) -> tuple[Call, ...]:
 
 
 def _retrieved(turn: FinishedTurn) -> tuple[str, ...]:
-    return tuple(str(passage["id"]) for passage in turn.info.get("retrieved", ()))
+    shown = turn.info.get("retrieved")
+    passages = shown if isinstance(shown, (list, tuple)) else ()  # of another environment it may be a count
+    return tuple(str(passage["id"]) for passage in passages if isinstance(passage, Mapping) and "id" in passage)
 
 
 def call_key(call: Call) -> tuple[str, str]:
     """What two identical calls have in common.
 
     JSON objects are compared without the order of their keys; other arguments after NFKC and case folding, without
-    white space and punctuation at their ends, runs of white space taken as one. Code keeps its case and its lines.
+    white space and punctuation at their ends, runs of white space taken as one. Code (all that ``python`` is given, and
+    any argument of several lines) keeps its case and its lines.
     """
     text = call.argument.strip()
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # a model may well write a thousand brackets
         document = None
     if isinstance(document, Mapping):
         return call.tool, json.dumps(document, sort_keys=True, ensure_ascii=False)
-    if "\n" in text:
+    if call.tool in _CODE or "\n" in text:
         return call.tool, "\n".join(line.rstrip() for line in text.splitlines())
     folded = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     return call.tool, _bare(folded) or folded
@@ -101,6 +109,8 @@ def is_legal(finished: Finished, *, excused: Sequence[str] = ()) -> bool:
 
 
 def gold_steps(finished: Finished) -> tuple[Mapping[str, object], ...]:
-    """The gold steps of the question, empty where it has none."""
+    """The gold steps of the question, empty where it has none, or something that is no list of steps."""
     metadata = getattr(finished.task, "metadata", None) or {}
-    return tuple(step for step in metadata.get("steps") or () if isinstance(step, Mapping))
+    steps = metadata.get("steps") or ()
+    listed = isinstance(steps, (list, tuple)) and all(isinstance(step, Mapping) for step in steps)
+    return tuple(steps) if listed else ()

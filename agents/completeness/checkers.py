@@ -10,8 +10,10 @@ from typing import ClassVar, Literal, Protocol, get_args, runtime_checkable
 from turntree.agents.completeness.calls import CallTurn, call_turns, gold_steps
 from turntree.agents.scorer import Failed, Finished
 from turntree.envs import metrics
+from turntree.envs.language import normalizer_for
 from turntree.envs.loading import reject_unknown
 from turntree.envs.metrics import Normalizer
+from turntree.envs.task import Question
 from turntree.errors import ConfigError
 
 __all__ = ["NO_GOLD", "AnswerChecker", "Ballot", "Checker", "RuleChecker", "Spoilt", "Vote"]
@@ -109,6 +111,7 @@ class RuleChecker:
             covered = [_covers(step, turns, found) for step in steps]
             return _no_gold(finished) if not steps or None in covered else Vote(all(covered))
         wanted = (getattr(finished.task, "metadata", None) or {}).get("supporting_ids") or ()
+        wanted = wanted if isinstance(wanted, (list, tuple)) else (wanted,)
         return Vote(set(map(str, wanted)) <= found) if wanted else _no_gold(finished)
 
 
@@ -132,26 +135,28 @@ def _no_gold(finished: Finished) -> Failed:
 class AnswerChecker:
     """The reward that completeness replaces: whether the answer is right. No answer is a wrong one.
 
-    ``metric``: ``em``, or ``f1`` of at least ``threshold``.
+    ``metric``: ``em``, or ``f1`` of at least ``threshold``. ``normalizer``: how answers are compared; None: as fits the
+    language of each question.
     """
 
     metric: Literal["em", "f1"] = "em"
     threshold: float = 0.5
-    normalizer: Normalizer = "squad"
+    normalizer: Normalizer | None = None
     constant: bool = True
 
     def __post_init__(self) -> None:
         reject_unknown([self.metric], ("em", "f1"), what="metric of the answer checker")
-        reject_unknown([self.normalizer], get_args(Normalizer), what="normalizer")
+        if self.normalizer is not None:
+            reject_unknown([self.normalizer], get_args(Normalizer), what="normalizer")
         if not 0 < self.threshold <= 1:
             raise ConfigError(f"threshold={self.threshold}: expected an F1 above 0 and at most 1")
 
     @property
     def fingerprint(self) -> str:
-        return f"answer-{self.metric}-{self.threshold:g}-{self.normalizer}"
+        return f"answer-{self.metric}-{self.threshold:g}-{self.normalizer or 'language'}"
 
     def content(self, finished: Finished) -> str:
-        return repr((finished.answer, getattr(finished.task, "golden_answers", ())))
+        return repr((finished.answer, getattr(finished.task, "golden_answers", ()), self._normalizer(finished)))
 
     def vote(self, ballots: Sequence[Ballot]) -> list[Vote | Failed]:
         return [self._judge(ballot.finished) for ballot in ballots]
@@ -161,5 +166,9 @@ class AnswerChecker:
         if not golds:
             return Failed(NO_GOLD, f"question {getattr(finished.task, 'id', '')!r} has no gold answer")
         measure = metrics.exact_match if self.metric == "em" else metrics.f1_score
-        right = measure(finished.answer, golds, normalizer=self.normalizer)
+        right = measure(finished.answer, golds, normalizer=self._normalizer(finished))
         return Vote(right >= (1.0 if self.metric == "em" else self.threshold))
+
+    def _normalizer(self, finished: Finished) -> Normalizer:
+        task = finished.task
+        return self.normalizer or (normalizer_for([task]) if isinstance(task, Question) else "squad")

@@ -15,6 +15,7 @@ from turntree.agents.completeness.checkers import Ballot, Spoilt, Vote
 from turntree.agents.evidence import (
     PROMPTS,
     Language,
+    check_result_chars,
     fill,
     question_of,
     read_template,
@@ -29,7 +30,7 @@ __all__ = ["LLMChecker", "llm_checker", "read_prompt", "read_verdict"]
 
 _TAGGED = re.compile(r"<verdict>\s*([^<>]*?)\s*</verdict>", re.IGNORECASE)
 _TAG = re.compile(r"<\s*/?\s*verdict\s*>", re.IGNORECASE)
-_THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+_THOUGHT = re.compile(r"\A\s*(?:<think>)?.*?</think>", re.DOTALL)
 _FENCED = re.compile(r"\A```(?:json)?\s*\n(.*?)\n```\Z", re.DOTALL)
 _WORDS = {"complete": True, "incomplete": False, "完整": True, "不完整": False}
 
@@ -45,11 +46,13 @@ def read_prompt(path: str | Path) -> str:
 def read_verdict(text: str) -> bool | None:
     """Whether the reply says that the calls are complete; None for everything that is no clear verdict.
 
-    After a closed ``<think>`` block: a JSON object (fenced or not) and nothing else, whose ``complete`` is true or
-    false; or a text with exactly one ``<verdict>`` element, which holds ``complete``, ``incomplete``, ``完整`` or
-    ``不完整``.
+    After its thought (a chat template may have opened that one): a JSON object (fenced or not) and nothing else, whose
+    ``complete`` is true or false; or a text with exactly one ``<verdict>`` element, which holds ``complete``,
+    ``incomplete``, ``完整`` or ``不完整``. A thought that is never closed has no verdict yet, whatever it weighs.
     """
     reply = _THOUGHT.sub("", text).strip()
+    if "<think>" in reply:
+        return None
     fenced = _FENCED.match(reply)
     body = fenced[1] if fenced else reply
     if body.startswith("{"):
@@ -86,6 +89,7 @@ class LLMChecker:
 
     def __post_init__(self) -> None:
         reject_unknown([self.language], get_args(Language), what="language of the checker")
+        check_result_chars(self.max_result_chars)
         packaged = PROMPTS / f"completeness_{self.language}.txt"
         text = with_places(self.prompt, what="prompt of the checker") if self.prompt else read_prompt(packaged)
         object.__setattr__(self, "prompt", text)

@@ -13,7 +13,7 @@ from turntree.agents.scorer import Finished
 from turntree.envs.loading import reject_unknown
 from turntree.errors import ConfigError
 
-__all__ = ["BAD_ARGUMENTS", "Penalties", "Penalty", "completeness", "total_reward", "violations"]
+__all__ = ["BAD_ARGUMENTS", "Penalties", "Penalty", "completeness", "total_reward", "violations", "whole"]
 
 BAD_ARGUMENTS = ("bad_arguments", "bad_call", "bad_json", "empty_call", "empty_query")
 """Reason codes of the grammars for a call that was not executed because of what the tool was to be given."""
@@ -85,6 +85,10 @@ class Penalties:
         """
         if given is None or isinstance(given, Penalties):
             return given or Penalties()
+        if not isinstance(given, Mapping):
+            raise ConfigError(
+                f"penalties={given!r:.100}: expected rules with their sizes, such as penalties.repeated=0.1"
+            )
         base = Penalties()
         reject_unknown(given, [f.name for f in fields(Penalties)], what="rule of penalties")
         return Penalties(**{name: _read(name, value, getattr(base, name)) for name, value in given.items()})
@@ -105,8 +109,15 @@ def _read(name: str, value: Any, base: Any) -> Any:
         numbers = {key: _number(f"penalties.{name}.{key}", number) for key, number in given.items()}
         return Penalty(**{"size": base.size, "cap": base.cap, **numbers})
     if name == "max_argument":
-        return value if value is None else int(_number("penalties.max_argument", value))
+        return value if value is None else whole("penalties.max_argument", value)
     return _number(f"penalties.{name}", value) if name == "floor" else value
+
+
+def whole(name: str, value: Any) -> int:
+    """``value`` if it is a whole number. Raises ``ConfigError`` naming the option."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name}={value!r:.100}: expected a whole number")
+    return value
 
 
 def _number(name: str, value: Any) -> float:

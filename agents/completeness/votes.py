@@ -7,10 +7,11 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from turntree.agents.completeness.cache import VoteCache
 from turntree.agents.completeness.checkers import NO_GOLD, Ballot, Checker, Spoilt, Vote
-from turntree.agents.completeness.reward import completeness
+from turntree.agents.completeness.reward import completeness, whole
 from turntree.agents.scorer import Failed, Finished
 from turntree.errors import ConfigError, CostLimitError, EngineError
 
@@ -67,6 +68,9 @@ class Poll:
         cache: VoteCache | None = None,
         dead_after: int | None = DEAD_AFTER,
     ) -> None:
+        for name, number in (("votes", votes), ("quorum", quorum), ("seed", seed)):
+            if number is not None:
+                whole(name, number)
         if votes < 1:
             raise ConfigError(f"votes={votes}: expected at least one vote")
         if quorum is not None and not 1 <= quorum <= votes:
@@ -131,17 +135,22 @@ class Poll:
     def _ask(self, ballots: dict[str, Ballot]) -> dict[str, Vote | Failed]:
         if not ballots:
             return {}
-        outcomes = self.checker.vote(list(ballots.values()))
-        if len(outcomes) != len(ballots):
-            raise ConfigError(
-                f"the checker {type(self.checker).__name__} was given {len(ballots)} ballots and returned "
-                f"{len(outcomes)} votes; return one each"
-            )
+        outcomes = self._one_each(self.checker.vote(list(ballots.values())), len(ballots))
         cast = dict(zip(ballots, outcomes))
         self.cache.keep({key: vote.complete for key, vote in cast.items() if isinstance(vote, Vote)})
         for outcome in outcomes:
             self._watch(outcome)
         return cast
+
+    def _one_each(self, outcomes: Any, n: int) -> list[Vote | Failed]:
+        given = f"the checker {type(self.checker).__name__} was given {n} ballots and returned"
+        if not isinstance(outcomes, (list, tuple)) or len(outcomes) != n:
+            found = f"{len(outcomes)} votes" if isinstance(outcomes, (list, tuple)) else f"{outcomes!r:.100}"
+            raise ConfigError(f"{given} {found}; return a list with one each")
+        for outcome in outcomes:
+            if not isinstance(outcome, (Vote, Failed)):
+                raise ConfigError(f"{given} {outcome!r:.100} for one; a Vote or Failed is expected")
+        return list(outcomes)
 
     def _watch(self, outcome: Vote | Failed) -> None:
         if isinstance(outcome, Vote):

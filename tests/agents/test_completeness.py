@@ -201,6 +201,26 @@ def test_identical_calls(one: str, other: str, same: bool) -> None:
     assert call_key(Call("search", one)) != call_key(Call("python", one))
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("print(A)", "print(a)", False),
+        ("print('a  b')", "print('a b')", False),
+        ("'１'", "'1'", False),
+        ("x = 5;", "x = 5", False),
+        (" print(a)\n", "print(a)", True),
+    ],
+)
+def test_one_line_of_code_is_compared_as_it_is(one: str, other: str, same: bool) -> None:
+    assert (call_key(Call("python", one)) == call_key(Call("python", other))) is same
+
+
+@pytest.mark.parametrize("argument", ["[" * 100_000, '{"a":' * 100_000, "9" * 10_000])
+def test_an_argument_that_no_parser_can_read_is_a_text_like_others(argument: str) -> None:
+    assert call_key(Call("search", argument)) == call_key(Call("search", f"{argument} "))
+    assert violations(ended(searched(argument), searched(argument)))["repeated"] == 1
+
+
 def test_violations_are_counted_by_rule() -> None:
     finished = ended(
         searched("Ava"), searched("AVA."), searched("Bo"), searched("ava"), searched("x" * 20),
@@ -215,6 +235,15 @@ def test_an_environment_without_calls_in_its_info_has_one_call_a_turn() -> None:
     finished = ended(*turns, FinishedTurn("hm", "invalid", "what?"), FinishedTurn("look", "move", ""))
     assert [turn.calls for turn in call_turns(finished)] == [(Call("move", "go north"),), (Call("move", "go  North"),)]
     assert violations(finished)["repeated"] == 1
+
+
+@pytest.mark.parametrize("calls", [2, ["look"], [{"name": "look", "arguments": {}}], None, {"tool": "a"}])
+@pytest.mark.parametrize("retrieved", [3, ["p1"], [{"title": "x"}], None])
+def test_calls_and_passages_of_another_environment_may_be_something_else(calls: Any, retrieved: Any) -> None:
+    turn = FinishedTurn("go north", "move", "a cave", FrozenDict({"calls": calls, "retrieved": retrieved}))
+    (found,) = call_turns(ended(turn))
+    assert found.calls == (Call("move", "go north"),)
+    assert found.retrieved == ()
 
 
 # -- votes -----------------------------------------------------------------------------------------------------
@@ -316,13 +345,40 @@ def test_questions_without_gold_stop_a_run_only_where_there_are_no_others() -> N
         ({"corrections": "fine"}, "corrections"),
         ({"cache_size": -1}, "cache_size"),
         ({"illegal": float("nan")}, "illegal=nan"),
+        ({"votes": "3"}, "votes='3': expected a whole number"),
+        ({"votes": 2.5}, "votes=2.5: expected a whole number"),
+        ({"votes": True}, "votes=True"),
+        ({"quorum": 1.5}, "quorum=1.5"),
+        ({"seed": "a"}, "seed='a'"),
+        ({"early_stop": "maybe"}, "early_stop='maybe': expected true or false"),
+        ({"judge_illegal": 1}, "judge_illegal=1"),
+        ({"illegal": "x"}, "illegal=x"),
+        ({"penalties": 0.3}, "penalties=0.3: expected rules"),
+        ({"penalties": {"max_argument": float("inf")}}, "max_argument=inf: expected a whole number"),
+        ({"penalties": {"max_argument": 2.5}}, "max_argument=2.5"),
+        ({"cache": "no-such-folder/votes"}, "no-such-folder"),
         ({"checker": "llm"}, "model is empty"),
+        ({"checker": "llm", "checker_args": {"model": "m", "base_url": "http://h/v1", "max_tokens": 0}}, "max_tokens"),
+        (
+            {"checker": "llm", "checker_args": {"model": "m", "base_url": "http://h/v1", "max_result_chars": -5}},
+            "chars",
+        ),
         ({"checker": "llm", "checker_args": {"model": "m", "base_url": "http://h/v1", "retriess": 1}}, "retries"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises((ConfigError, DataError), match=words):
         CompletenessScorer(**options)
+
+
+@pytest.mark.parametrize("votes", [None, [None] * 3, [True] * 3, ["yes"] * 3])
+def test_checkers_that_return_no_votes_are_told(votes: Any) -> None:
+    class Odd(Panel):
+        def vote(self, ballots: Sequence[Ballot]) -> list[Vote | Failed]:
+            return votes  # type: ignore[no-any-return]
+
+    with pytest.raises(ConfigError, match="Odd was given 3 ballots and returned"):
+        CompletenessScorer(checker=Odd([]))([ended()])
 
 
 def test_checkers_that_return_another_number_of_votes_are_named() -> None:
@@ -426,6 +482,38 @@ def test_a_gold_step_of_another_tool_is_covered_by_its_result() -> None:
     assert judged(RuleChecker(), ended(searched("42", result="42"), task=task)) is False
     vague = Question("q", "?", ("x",), FrozenDict({"steps": [{"answer": "42"}]}))
     assert judged(RuleChecker(), ended(task=vague)) == "no_gold"
+
+
+@pytest.mark.parametrize("steps", ["Ava mentor", {"query": "x"}, ["Ava mentor", STEPS[0]], [None]])
+def test_steps_that_are_no_steps_judge_nothing(steps: Any) -> None:
+    """A step that cannot be read must not pass for one that was covered."""
+    task = Question("q", "Who?", ("Cy",), FrozenDict({"steps": steps}))
+    (vote,) = RuleChecker("steps").vote([Ballot(ended(searched("Ava mentor", "p1"), task=task), 0)])
+    assert isinstance(vote, Failed)
+    assert vote.kind == "no_gold"
+
+
+@pytest.mark.parametrize(("ids", "complete"), [("p1", True), (["p1"], True), (7, False), (["p1", "p2"], False)])
+def test_a_single_supporting_id_is_one(ids: Any, complete: bool) -> None:
+    task = Question("q", "Who?", ("Cy",), FrozenDict({"supporting_ids": ids}))
+    (vote,) = RuleChecker().vote([Ballot(ended(searched("Ava mentor", "p1"), task=task), 0)])
+    assert vote == Vote(complete)
+
+
+@pytest.mark.parametrize("metric", ["em", "f1"])
+def test_answers_are_compared_in_the_language_of_the_question(metric: Any) -> None:
+    """Chinese ones character by character, without their punctuation and with numerals read."""
+    checker = AnswerChecker(metric)
+    for question, gold, answer in (("谁写的？", "《红楼梦》", "红楼梦。"), ("多少？", "120", "一百二十")):
+        asked = Question("q", question, (gold,))
+        assert checker.vote([Ballot(ended(task=asked, answer=answer), 0)]) == [Vote(True)]
+        assert AnswerChecker(metric, normalizer="squad").vote([Ballot(ended(task=asked, answer=answer), 0)]) == [
+            Vote(False)
+        ]
+    english = Question("q", "Who?", ("The Cy",))
+    assert checker.vote([Ballot(ended(task=english, answer="cy."), 0)]) == [Vote(True)]
+    said = Question("q", "多少?", ("120",), FrozenDict({"language": "en"}))
+    assert checker.content(ended(task=said)) != checker.content(ended(task=Question("q", "多少?", ("120",))))
 
 
 def test_answer_checkers_look_at_the_answer_only() -> None:

@@ -23,7 +23,7 @@ from turntree.agents.completeness import (
 from turntree.agents.dialogue import Dialogue
 from turntree.agents.engines import Request, ScriptedEngine
 from turntree.agents.evidence import show_calls
-from turntree.agents.scorer import Failed, Finished, FinishedTurn, Judged
+from turntree.agents.scorer import Failed, Finished, FinishedTurn, Judged, close_all
 from turntree.agents.tokenizer import ByteTokenizer
 from turntree.envs import Question
 from turntree.envs.task import FrozenDict
@@ -65,7 +65,10 @@ def rewards(scorer: CompletenessScorer, *finished: Finished) -> list[float | str
         ("<verdict>complete</verdict> no: <verdict>incomplete</verdict>", None),
         ("<verdict>complete</verdict><verdict>complete</verdict>", None),
         ("<verdict>complete", None),
-        ("<think><verdict>complete</verdict>", True),
+        ("<think><verdict>complete</verdict>", None),
+        ("<think>hm</think><think><verdict>complete</verdict>", None),
+        ("is it <verdict>complete</verdict>? no</think> <verdict>incomplete</verdict>", False),
+        ("is it <verdict>complete</verdict>? no</think> I cannot say", None),
         ('{"complete": "true"}', None),
         ('{"complete": 1}', None),
         ('{"complete": true, "complete": false}', None),
@@ -277,3 +280,24 @@ def test_a_model_folder_as_checker(bed: Any) -> None:
     """Random weights babble: a failure, not a 0."""
     scorer = CompletenessScorer(checker="llm", checker_args={"model": str(bed.model), "max_tokens": 4}, votes=1)
     assert rewards(scorer, ended()) == ["verdict"]
+
+
+def test_votes_of_a_model_folder_follow_its_weights_not_its_path(bed: Any, tmp_path: Path) -> None:
+    """A judge that was trained on in place is another judge; the same one elsewhere is the same."""
+    import shutil
+
+    from turntree.trainers.quickstart import write_tiny_model
+
+    def fingerprint(folder: Path, **options: Any) -> str:
+        checker = load_checker("llm", {"model": str(folder), "max_tokens": 4, **options})
+        close_all(checker)
+        return checker.fingerprint
+
+    folder = tmp_path / "judge"
+    shutil.copytree(bed.model, folder)
+    before = fingerprint(folder)
+    assert before == fingerprint(bed.model)
+    assert before != fingerprint(folder, dtype="bfloat16")
+    shutil.rmtree(folder)
+    write_tiny_model(folder, seed=99)
+    assert fingerprint(folder) != before

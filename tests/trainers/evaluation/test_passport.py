@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from turntree.agents.models import load_tokenizer
+from turntree.agents.weights import weights_hash
 from turntree.errors import DataError
-from turntree.trainers.evaluation.passport import Passport, differences, make_passport, run_passport, weights_hash
+from turntree.trainers.evaluation.passport import Passport, differences, make_passport, run_passport
 from turntree.trainers.task import build_task, eval_sampling
 
 
