@@ -59,6 +59,7 @@ _UNSPACED = (
 )
 _TOKEN = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_STARTS = ("-", "0.")  # what a number begins with that a sign was read as
 _DASHES = frozenset("-\u2010\u2011\u2012\u2013\u2014\u2212")
 
 
@@ -163,8 +164,21 @@ def _common_run(predicted: Sequence[str], golden: Sequence[str]) -> float:
 def _unicode_tokens(text: str) -> list[str]:
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     joined = _THOUSANDS.sub(lambda match: match.group().replace(",", ""), folded)
-    kept = "".join(_keep(joined, i) for i in range(len(joined)))
+    kept = unicodedata.normalize("NFKC", _without_punctuation(joined))
     return _TOKEN.findall(kept) or _TOKEN.findall(folded)
+
+
+def _without_punctuation(text: str) -> str:
+    """What :func:`_keep` leaves; a number that begins where signs were deleted does not grow onto what stands before:
+    ``1,.5`` is ``1 0.5``, and ``1,-1`` is ``1 -1``."""
+    kept: list[str] = []
+    for index in range(len(text)):
+        piece = _keep(text, index)
+        if piece in _STARTS and kept and not kept[-1].endswith("-") and not kept[-1].isspace():
+            piece = f" {piece}"
+        if piece:
+            kept.append(piece)
+    return "".join(kept)
 
 
 def _keep(text: str, index: int) -> str:
