@@ -89,6 +89,9 @@ def test_export_and_import_trees(tmp_path: Path) -> None:
     call("export", run.path, "--format", "trees-jsonl", "--step", 3, "--out", tmp_path / "t.jsonl.zst")
     assert "1 trees" in call("import-trees", tmp_path / "t.jsonl.zst", "--out", tmp_path / "copy").output
     assert "step" in call("view", tmp_path / "copy", "--list").output
+    assert "A(tree 0, 0)" in call("explain", tmp_path / "copy", "--credit", "grpo").output
+    with pytest.raises(ConfigError, match=r"imported trees come without one\); name a rule with --credit"):
+        call("explain", tmp_path / "copy")
     pytest.importorskip("pyarrow")
     out = tmp_path / "v.parquet"
     assert "2 rows" in call("export", run.path, "--format", "verl-parquet", "--min-reward", 0, "--out", out).output

@@ -26,7 +26,7 @@ def markdown(found: Comparison, *, flips: int = 10) -> str:
         parts.append(f"Also different: {', '.join(sorted(also))}")
     for name, measured in found.measured.items():
         title = f"## {name}" if name else "## All questions" if len(found.measured) > 1 else ""
-        parts += [*([title] if title else []), markdown_table(_HEAD, [_row(m) for m in measured])]
+        parts += [*([title] if title else []), markdown_table(_HEAD, [_told(m) for m in measured])]
     won, lost = ([f for f in found.flips if f.won is side] for side in (True, False))
     parts.append(f"{len(won) + len(lost)} questions flipped: B wins {len(won)}, B loses {len(lost)}")
     parts += [_flip(flip) for flip in (*won[:flips], *lost[:flips])]
@@ -86,6 +86,12 @@ def _json(m: Measured) -> dict[str, Any]:
 def _row(m: Measured) -> list[Any]:
     d = m.difference
     return [m.metric, m.a, m.b, d.mean, d.low, d.high, m.p, m.wins, m.losses, m.ties, d.n]
+
+
+def _told(m: Measured) -> list[Any]:
+    """A row for reading: a permutation test never finds a p of 0, and three digits would say so."""
+    row = _row(m)
+    return [*row[:6], "<0.001" if m.p < 0.001 else m.p, *row[7:]]
 
 
 def _flip(flip: Flip) -> str:

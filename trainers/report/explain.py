@@ -83,8 +83,13 @@ def _configured(path: Path) -> tuple[str, dict[str, Any]]:
     run = RunFolder(path if path.is_dir() else path.resolve().parent.parent)
     if not run.exists:
         raise ConfigError(f"{path} lies in no run folder, so nothing tells its credit rule; name one with --credit")
-    algorithm = run.load_config()["algorithm"]
-    return algorithm["credit"], dict(algorithm["credit_args"])
+    algorithm = run.load_config().get("algorithm")
+    if not isinstance(algorithm, dict) or not isinstance(algorithm.get("credit"), str):
+        raise ConfigError(
+            f"{run.path / 'config.yaml'}: expected the credit rule of a training run under algorithm.credit, found "
+            "none (imported trees come without one); name a rule with --credit"
+        )
+    return algorithm["credit"], dict(algorithm.get("credit_args") or {})
 
 
 def _heading(group: Group, step: int) -> str:

@@ -143,6 +143,12 @@ def test_texts_hold_both_trajectories() -> None:
     json.dumps(to_json(found))
 
 
+def test_a_small_p_is_never_told_as_nothing() -> None:
+    found = compare(side("a", [0] * 60), side("b", [1] * 60))
+    assert "| <0.001 |" in markdown(found)
+    assert 0 < float(next(csv.DictReader(io.StringIO(csv_text(found))))["p"]) < 0.001
+
+
 def write_result(folder: Path, scores: Mapping[str, float], passport: Passport) -> Path:
     write_rows(folder / "evaluation.jsonl", [row(id, score) for id, score in scores.items()])
     document = {"metric": "em", "n": len(scores), "passport": passport.to_json()}
