@@ -102,13 +102,22 @@ class RunFolder:
             handle.write(OmegaConf.to_yaml(node).encode())
 
     def load_config(self) -> dict[str, Any]:
-        """The saved configuration as plain dicts and lists."""
+        """The saved configuration as plain dicts and lists. Raises :class:`CheckpointError` when it cannot be read."""
         from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError
 
         if not self.config_file.is_file():
             raise CheckpointError(f"{self.config_file} is missing; the folder was not written by a run")
-        loaded: Any = OmegaConf.to_container(OmegaConf.load(self.config_file), resolve=True)
-        return dict(loaded)
+        try:
+            loaded: Any = OmegaConf.to_container(OmegaConf.load(self.config_file), resolve=True)
+        except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+            raise CheckpointError(
+                f"{self.config_file} cannot be read ({error}); put back the configuration that the run wrote"
+            ) from error
+        if not isinstance(loaded, dict):
+            raise CheckpointError(f"{self.config_file}: expected options by name, found a {type(loaded).__name__}")
+        return loaded
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``; numbers that are not finite become null."""
@@ -118,7 +127,10 @@ class RunFolder:
         """The summary of a finished run. Raises :class:`CheckpointError` when it has none."""
         if not self.summary_file.is_file():
             raise CheckpointError(f"{self.summary_file} is missing: the run has not finished")
-        summary: dict[str, Any] = json.loads(self.summary_file.read_bytes())
+        try:
+            summary: dict[str, Any] = json.loads(self.summary_file.read_bytes())
+        except ValueError as error:
+            raise CheckpointError(f"{self.summary_file} is damaged ({error}); delete it and run again") from error
         return summary
 
     def _check_writable(self) -> None:
@@ -133,7 +145,9 @@ class RunFolder:
         try:
             found = json.loads((self.path / _RUN).read_bytes())["schema"]
         except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{self.path / _RUN} is damaged ({error})") from error
+            raise CheckpointError(
+                f'{self.path / _RUN} is damaged ({error}); expected {{"schema": {SCHEMA}, ...}} as a run writes it'
+            ) from error
         if found != SCHEMA:
             raise CheckpointError(
                 f"{self.path} has schema {found}, this version reads {SCHEMA}; use the turntree that wrote it"
@@ -153,9 +167,10 @@ class RunFolder:
 class MetricsLog:
     """An append-only ``metrics.jsonl``; ``trackers`` get the same numbers and are closed with it.
 
-    Each line is written by one system call, so an interrupted run leaves whole lines. ``resume_step``: continue after
-    that step; lines of later steps are dropped, so that a resumed run's file equals an uninterrupted one's. Write a
-    step's metrics before its checkpoint.
+    Each line is written by one system call, so Ctrl-C leaves whole lines; a kill in the middle of it may leave the
+    beginning of one, which readers and a resumed run leave out. ``resume_step``: continue after that step; lines of later
+    steps are dropped, so that a resumed run's file equals an uninterrupted one's. Write a step's metrics before its
+    checkpoint.
     """
 
     def __init__(self, path: str | Path, *, trackers: Sequence[Tracker] = (), resume_step: int | None = None) -> None:

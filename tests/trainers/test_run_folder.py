@@ -191,6 +191,24 @@ def test_damaged_lines_are_numbered(tmp_path: Path) -> None:
         read_metrics(tmp_path / "absent.jsonl")
 
 
+@pytest.mark.parametrize("content", ["a: [\n", "\x00", "- a\n- b\n", "a: ${nothing}\n"])
+def test_a_configuration_that_cannot_be_read_is_named(tmp_path: Path, content: str) -> None:
+    run = RunFolder.create(tmp_path / "run", {"seed": 1})
+    run.config_file.write_text(content)
+    with pytest.raises(CheckpointError, match=r"config\.yaml"):
+        run.load_config()
+
+
+def test_a_damaged_summary_or_mark_is_named(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", {})
+    run.summary_file.write_text("[1")
+    with pytest.raises(CheckpointError, match=r"summary\.json is damaged .*delete it"):
+        run.read_summary()
+    (run.path / "run.json").write_text("nope")
+    with pytest.raises(CheckpointError, match=r"run\.json is damaged .*expected"):
+        RunFolder.open(run.path)
+
+
 WRITER = """
 import signal
 import sys
@@ -218,7 +236,9 @@ def test_an_interrupted_log_has_whole_lines(tmp_path: Path, kind: signal.Signals
     writer.stdout.readline()
     os.kill(writer.pid, kind)
     writer.communicate(timeout=60)
-    assert path.read_bytes().endswith(b"}\n")
+    if kind is signal.SIGINT:  # the kernel may stop a write of several pages for a SIGKILL
+        assert path.read_bytes().endswith(b"}\n")
+    assert len(read_metrics(path)) >= 20
     assert [row["step"] for row in read_metrics(path)] == list(range(1, len(read_metrics(path)) + 1))
 
 

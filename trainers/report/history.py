@@ -90,7 +90,13 @@ class RunHistory:
 
     @property
     def seed(self) -> int:
-        return int(self.config.get("seed", 0))
+        found = self.config.get("seed", 0)
+        try:
+            return int(found)
+        except (TypeError, ValueError):
+            raise DataError(
+                f"{self.folder}/config.yaml: expected a whole number as seed, found {found!r:.80}"
+            ) from None
 
     @cached_property
     def options(self) -> dict[str, Any]:

@@ -9,15 +9,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from turntree.errors import ConfigError, TurnTreeError
 from turntree.trainers.config import documented_options
-from turntree.trainers.evaluation.passport import Passport, differences
 from turntree.trainers.report.history import Axis, Curve, RunHistory, trailing_mean
 from turntree.trainers.stats import Interval, student_mean
+
+if TYPE_CHECKING:
+    from turntree.trainers.evaluation.passport import Passport
 
 __all__ = ["Mean", "Mismatch", "RunGroup", "find_runs", "group_runs", "mean_curve", "mismatches", "warnings"]
 
@@ -253,6 +255,8 @@ def _config_mismatches(groups: Sequence[RunGroup]) -> Iterator[Mismatch]:
 
 def _passport_mismatches(groups: Sequence[RunGroup]) -> Iterator[Mismatch]:
     """Each run against the first one; what seeds change (weights in the course of training) is left out."""
+    from turntree.trainers.evaluation.passport import differences
+
     for where in ("training", "validation"):
         found = [(group.label, _passport(run, where)) for group in groups for run in group.runs]
         known = [(label, passport) for label, passport in found if passport is not None]
@@ -270,8 +274,13 @@ def _passport_mismatches(groups: Sequence[RunGroup]) -> Iterator[Mismatch]:
 def _passport(run: RunHistory, where: str) -> Passport | None:
     last = run.validations[-1].get("passport") if run.validations else None
     data = run.passport if where == "training" else last
+    if not data:
+        return None
+    # Here, since it brings torch: the page of one run needs none.
+    from turntree.trainers.evaluation.passport import Passport
+
     try:
-        return Passport.from_json(data) if data else None
+        return Passport.from_json(data)
     except TurnTreeError:  # of a newer version: it cannot be compared
         return None
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from turntree.errors import DataError
 from turntree.trainers.atomic import atomic_file
 from turntree.trainers.report.plots import Series, plot_curve
 from turntree.trainers.report.selection import interest, step_trees, tree_at
@@ -17,6 +18,10 @@ from turntree.trainers.tree import Tree
 
 __all__ = ["list_trees", "write_curve", "write_report", "write_tree"]
 
+_REWARDS = 16
+"""So many rewards of a tree are listed."""
+_QUESTION = 120
+"""So many characters of its question."""
 
 NAMES = {
     "em": ("EM", "Exact match", "exact match"),
@@ -81,18 +86,22 @@ def _number(value: float | None) -> float:
 
 
 def list_trees(path: Path) -> Iterator[str]:
-    """One line a stored tree: step, index, leaves, rewards, question."""
+    """One line a stored tree: step, index, leaves, rewards, question; one that says why where a step cannot be read."""
     store = TreeStore(RunFolder.open(path).trees)
     for step in store.steps():
-        for index, stored in enumerate(store.read(step)):
-            rewards = " ".join(f"{leaf.reward:g}" for leaf in stored.tree.scored_leaves())
-            question = stored.tree.task.question if stored.tree.task is not None else _first_line(stored.tree)
-            yield f"step {step}  --prompt {index}  leaves {len(stored.tree.leaves())}  rewards [{rewards}]  {question}"
+        try:
+            for index, stored in enumerate(store.read(step)):
+                yield f"step {step}  --prompt {index}  {_in_a_line(stored.tree)}"
+        except DataError as error:
+            yield f"step {step}  {error}"
 
 
-def _first_line(tree: Tree) -> str:
-    """How the prompt of a task that is no question begins."""
-    return next(iter(tree.root.observation.strip().splitlines()), "")[:120]
+def _in_a_line(tree: Tree) -> str:
+    rewards = [f"{leaf.reward:g}" for leaf in tree.scored_leaves()]
+    shown = [*rewards[:_REWARDS], *([f"and {len(rewards) - _REWARDS} more"] if len(rewards) > _REWARDS else [])]
+    asked = " ".join((tree.task.question if tree.task is not None else tree.root.observation).split())
+    question = asked if len(asked) <= _QUESTION else f"{asked[:_QUESTION]}..."
+    return f"leaves {len(tree.leaves())}  rewards [{' '.join(shown)}]  {question}"
 
 
 def write_tree(path: Path, *, step: int | None, index: int | None, out: Path | None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,13 +39,17 @@ __all__ = [
 
 console = Console()
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 
 def say(text: str) -> None:
     """A line for people: never wrapped, and brackets in paths and overrides are no markup.
 
-    What UTF-8 cannot say (half of a surrogate pair, from somebody's JSON) is escaped, as JSON escapes it.
+    What UTF-8 cannot say (half of a surrogate pair, from somebody's JSON) is escaped, as JSON escapes it; so is what a
+    terminal would obey instead of showing it.
     """
     shown = text.encode("utf-8", "backslashreplace").decode()
+    shown = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", shown)
     console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
 
