@@ -198,7 +198,9 @@ def _add_reading(app: FastAPI, studio: Studio) -> None:
         now = time.time()
         rules = sorted(built_in_rules())
         about = [run.about(now) for run in studio.library.runs()]
-        return _json({"root": str(studio.library.root), "fork": studio.fork, "rules": rules, "runs": about})
+        unreadable = studio.library.unreadable()
+        root = str(studio.library.root)
+        return _json({"root": root, "fork": studio.fork, "rules": rules, "runs": about, "unreadable": unreadable})
 
     def steps(run: RunName) -> Response:
         found = studio.run(run)

@@ -219,24 +219,33 @@ class Library:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).resolve()
         self._runs: dict[str, Run] = {}
+        self._refused: dict[str, str] = {}
         self._lock = threading.Lock()
         if not self.runs():
             raise CheckpointError(
-                f"{root} is not a run folder and holds none: expected run.json in it or up to {_DEPTH} folders below"
+                next(iter(self._refused.values()), "")
+                or f"{root} is not a run folder and holds none: expected run.json in it or up to {_DEPTH} folders below"
             )
 
     def runs(self) -> list[Run]:
         """All runs, by name; those that were started since the last call included."""
         found = {_run_name(self.root, path): path for path in _run_folders(self.root)}
         with self._lock:
+            self._refused = {}
             for name, path in found.items():
                 if name not in self._runs:
                     try:
                         self._runs[name] = Run(RunFolder.open(path), name)
-                    except CheckpointError:
+                    except CheckpointError as error:
                         if path == self.root:
                             raise
+                        self._refused[name] = str(error)
             return [self._runs[name] for name in sorted(found) if name in self._runs]
+
+    def unreadable(self) -> list[dict[str, str]]:
+        """Folders that hold a run of another version or a damaged one, by name, as of the last list of runs."""
+        with self._lock:
+            return [{"id": name, "message": message} for name, message in sorted(self._refused.items())]
 
     def run(self, name: str) -> Run:
         """A run by its name in the list. Raises ``DataError`` for any other text."""

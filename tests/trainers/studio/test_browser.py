@@ -168,17 +168,29 @@ def test_keyboard(tab: Tab) -> None:
     until(page, "document.querySelector('.head h1')?.textContent.includes('number 2')")
 
 
+def worked(devtools: Any) -> float:
+    """Seconds that the page's main thread has worked."""
+    metrics = devtools.send("Performance.getMetrics")["metrics"]
+    return float(next(item["value"] for item in metrics if item["name"] == "TaskDuration"))
+
+
 def test_two_hundred_trees_of_64_leaves_stay_responsive(tab: Tab, runs: Path) -> None:
     page = tab.open("#/?run=big")
     page.wait_for_selector(".trees li")
     assert page.locator(".trees li").count() == 200
     assert page.locator(".canvas .card:not(.open)").count() == 64
     page.evaluate(MEASURE)  # the first round compiles
-    taken: dict[str, list[float]] = page.evaluate(MEASURE) | {"another tree": page.evaluate(SWITCH)}
+    taken: dict[str, list[float]] = page.evaluate(MEASURE)
     # The faster half: what a busy machine adds is not the page's.
     usual = {name: statistics.median(sorted(times)[: len(times) // 2]) for name, times in taken.items()}
+    # To open another tree the server takes part too; what is counted is the page's own work, by the processor's clock.
+    devtools = tab.context.new_cdp_session(page)
+    devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
+    before = worked(devtools)
+    walls = page.evaluate(SWITCH)
+    usual["another tree"] = 1000 * (worked(devtools) - before) / len(walls)
     assert all(ms < LIMIT_MS for ms in usual.values()), usual
-    print(json.dumps({"ms": usual}))
+    print(json.dumps({"ms": usual, "another tree, by the clock on the wall": statistics.median(walls)}))
 
 
 def test_text_of_passages_and_models_runs_nothing(tab: Tab) -> None:
@@ -299,6 +311,22 @@ def test_what_cannot_be_shown_is_said(browser: Any, tmp_path: Path, open_studio:
     page.wait_for_selector(".canvas .card")
     tab.said = [text for text in tab.said if "404" not in text]  # the browser's own note on the failed request
     tab.close()
+
+
+def test_a_link_to_no_run_says_so(tab: Tab) -> None:
+    page = tab.open("#/?run=gone&step=9&tree=3", wait="main .notice.error")
+    assert "There is no run gone here" in page.text_content("main .notice")
+    page.click("main .notice button")
+    page.wait_for_selector(".canvas .card")
+    assert "run=big" in page.evaluate("location.hash") or page.input_value(".runs select") == "big"
+
+
+def test_texts_stay_inside_their_cards(tab: Tab) -> None:
+    page = tab.open("#/?run=evil")
+    over = page.evaluate("""() => [...document.querySelectorAll('.canvas .card')].filter((card) =>
+      [...card.querySelectorAll('text.gist')].some((text) =>
+        text.getBBox().x + text.getBBox().width > card.querySelector('.face').getBBox().width)).length""")
+    assert over == 0
 
 
 def test_fork_in_the_page(browser: Any, bed: Any, tmp_path: Path, open_studio: Any) -> None:

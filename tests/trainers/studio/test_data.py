@@ -128,6 +128,24 @@ def test_a_library_names_runs_and_takes_no_paths(tmp_path: Path) -> None:
         Library(tmp_path / "empty")
 
 
+def test_a_library_says_which_runs_it_cannot_read(tmp_path: Path) -> None:
+    for name in ("good", "old"):
+        write_run(tmp_path / "runs" / name, steps=1, trees=1, leaves=2)
+    mark = tmp_path / "runs" / "old" / "run.json"
+    whole = mark.read_text()
+    mark.write_text('{"schema": 0}')
+    library = Library(tmp_path / "runs")
+    assert [run.name for run in library.runs()] == ["good"]
+    [refused] = library.unreadable()
+    assert refused["id"] == "old"
+    assert "has schema 0" in refused["message"]
+    with pytest.raises(CheckpointError, match="has schema 0"):
+        Library(mark.parent)
+    mark.write_text(whole)
+    assert [run.name for run in library.runs()] == ["good", "old"]
+    assert library.unreadable() == []
+
+
 def test_memory_for_steps_is_bounded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("turntree.trainers.studio.data._KEPT_BYTES", 1)
     for step in (1, 2, 3):

@@ -90,21 +90,25 @@ export function neighbour(layout, byId, id, key) {
 
 const off = (layout, node, here) => Math.abs(layout.places.get(node.id).y - here.y);
 
-/** As much of a text as a width holds, by the usual widths of letters; wide scripts count double. */
+let pen = null;
+
+/** As much of a text as a width holds, in the letters that cards are drawn with. */
 export function clip(text, width, fontSize) {
-  let room = width / fontSize;
-  for (let i = 0; i < text.length; i += 1) {
-    room -= widthOf(text.codePointAt(i));
-    if (room < 0) return `${text.slice(0, Math.max(0, i - 1)).trimEnd()}…`;
+  if (!pen) {
+    pen = document.createElement("canvas").getContext("2d");
+    pen.font = `${fontSize}px ${getComputedStyle(document.documentElement).getPropertyValue("--sans")}`;
   }
-  return text;
+  const fits = (length) => pen.measureText(length < text.length ? `${text.slice(0, length).trimEnd()}…` : text).width <= width;
+  if (text.length * fontSize < 0.2 * width || (text.length < LONG && fits(text.length))) return text;
+  let [low, high] = [0, Math.min(text.length, LONG)];
+  while (low < high) {
+    const middle = Math.ceil((low + high) / 2);
+    if (fits(middle)) low = middle;
+    else high = middle - 1;
+  }
+  const half = /[\ud800-\udbff]$/.test(text.slice(0, low)) ? 1 : 0; // of a pair
+  return `${text.slice(0, low - half).trimEnd()}…`;
 }
 
-function widthOf(code) {
-  if (code > 0x2e7f) return 1.02;
-  if (code > 0xffff) return 1.1;
-  const char = String.fromCharCode(code);
-  if ("il.,:;'|!jI ".includes(char)) return 0.29;
-  if ("mwMW@%".includes(char)) return 0.85;
-  return code >= 65 && code <= 90 ? 0.66 : 0.54;
-}
+/** More letters than any card holds. */
+const LONG = 120;

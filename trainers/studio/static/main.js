@@ -23,8 +23,10 @@ function App() {
 }
 
 function Desk({ known }) {
-  const [place, go] = usePlace();
-  const run = known.runs.some((item) => item.id === place.run) ? place.run : known.runs[0].id;
+  const [asked, go] = usePlace();
+  const there = asked.run === undefined || known.runs.some((item) => item.id === asked.run);
+  const place = there ? asked : {};
+  const run = place.run ?? known.runs[0].id;
   const polled = useAsk("steps", { run }, useTicks(POLL_MS));
   const steps = useMemo(() => polled.data?.steps ?? [], [polled.data]);
   const live = polled.data?.live ?? false;
@@ -68,10 +70,12 @@ function Desk({ known }) {
       <button class="ask" onClick=${() => setPanel("search")}>Search all text <kbd>/</kbd></button>
       <button class="icon" title=${`Colours: ${theme}  t`} aria-label=${`Colour theme: ${theme}`} onClick=${() => setTheme(nextTheme(theme))}>${{ auto: "◐", light: "☀", dark: "☾" }[theme]}</button>
       <button class="icon" title="Keys  ?" aria-label="Keyboard help" onClick=${() => setPanel("help")}>?</button></header>
-    ${useMemo(() => html`<${Sidebar} runs=${known.runs} run=${run} steps=${steps} live=${live} step=${step} trees=${trees} failure=${list.error}
+    ${useMemo(() => html`<${Sidebar} runs=${known.runs} unreadable=${known.unreadable} run=${run} steps=${steps} live=${live} step=${step} trees=${trees} failure=${list.error}
       index=${index} go=${(...change) => { setAside(false); go(...change); }} follow=${follow} setFollow=${setFollow} />`,
     [known, run, steps, live, step, trees, list.error, index, follow])}
-    <main>${polled.error ? html`<${Notice} kind="error" title="This run cannot be read">${polled.error}</${Notice}>`
+    <main>${!there ? html`<${Notice} kind="error" title=${`There is no run ${asked.run} here`}>
+        <button onClick=${() => go({ run, step: undefined, tree: undefined, node: undefined, vstep: undefined, vtree: undefined })}>Open ${run}</button></${Notice}>`
+      : polled.error ? html`<${Notice} kind="error" title="This run cannot be read">${polled.error}</${Notice}>`
       : step === undefined ? (polled.data ? html`<${Waiting} live=${polled.data.live} />` : html`<${Loading} />`)
       : index === undefined ? (list.error ? html`<${Notice} kind="error" title="This step cannot be shown">${list.error}</${Notice}>`
         : list.data ? html`<${Notice} title="No trees in this step" />` : html`<${Loading} what="Reading trees" />`)

@@ -3,15 +3,15 @@
 import { html, useMemo } from "/static/vendor/vendor.js";
 import { Loading, Notice, count, num, plural, useStored } from "/static/base.js";
 
-export function Sidebar({ runs, run, steps, live, step, trees, failure, index, go, follow, setFollow }) {
+export function Sidebar({ runs, unreadable, run, steps, live, step, trees, failure, index, go, follow, setFollow }) {
   return html`<aside class="sidebar" aria-label="Runs, steps and trees">
-    <${RunChoice} runs=${runs} run=${run} live=${live} go=${go} />
+    <${RunChoice} runs=${runs} unreadable=${unreadable} run=${run} live=${live} go=${go} />
     <${Steps} steps=${steps} step=${step} go=${go} live=${live} follow=${follow} setFollow=${setFollow} />
     <${Trees} key=${run} trees=${trees} failure=${failure} index=${index} step=${step} go=${go} />
   </aside>`;
 }
 
-function RunChoice({ runs, run, live, go }) {
+function RunChoice({ runs, unreadable, run, live, go }) {
   const about = runs.find((item) => item.id === run);
   const facts = about ? [about.algorithm, about.model, about.seed === null || about.seed === undefined ? null : `seed ${about.seed}`] : [];
   return html`<section class="runs">
@@ -22,7 +22,9 @@ function RunChoice({ runs, run, live, go }) {
         </select></label>`
       : html`<h2 title=${run}>${run}</h2>`}
     <p class="facts"><span class=${`state ${live ? "live" : ""}`}>${live ? "training" : "at rest"}</span>
-      ${facts.filter(Boolean).map((fact) => html`<span>${fact}</span>`)}</p>
+      ${facts.filter(Boolean).map((fact) => html`<span title=${fact}>${fact}</span>`)}</p>
+    ${unreadable.length > 0 && html`<details class="soft small"><summary>${plural(unreadable.length, "folder")} cannot be read</summary>
+      <ul>${unreadable.map((item) => html`<li key=${item.id}><b>${item.id}</b> ${item.message}</li>`)}</ul></details>`}
   </section>`;
 }
 
