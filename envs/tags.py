@@ -116,7 +116,8 @@ def misspelling(text: str, exact: Container[int], spelt: re.Pattern[str], names:
     wrong = next((match[0] for match in spelt.finditer(text) if match.start() not in exact), "")
     if wrong.isascii() and wrong:
         return "misspelt_tag"
-    titled = rf"[〈《]\s*[/／]?\s*(?:{'|'.join(names)})\s*[〉》]"
+    # No run of white space can be split in two ways here either: see any_spelling.
+    titled = rf"[〈《]\s*(?:[/／]\s*)?(?:{'|'.join(names)})\s*[〉》]"
     return "full_width_tag" if wrong or re.search(titled, text, re.IGNORECASE) else ""
 
 

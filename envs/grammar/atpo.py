@@ -99,8 +99,7 @@ class AtpoGrammar(TagGrammar):
         calls = tuple(f"<{name}>" for name in ("search", *self.tool_names))
         if not reason and any(turn.kind != "results" and any(call in turn.text for call in calls) for turn in turns):
             reason = "call_without_result"
-        found = _ANSWER.search(text)
-        if not reason and (found is None or boxed(found[1]) is None):
+        if not reason and not _is_boxed(text):
             reason = "no_boxed"
         return Validity(reason == "", reason)
 
@@ -124,6 +123,12 @@ def _thoughts(text: str) -> str:
     if opened != closed:
         return "unbalanced_think"
     return "" if opened else "no_think"
+
+
+def _is_boxed(text: str) -> bool:
+    """Whether the one answer of ``text`` holds a box; of many tags the search would take quadratic time."""
+    found = _ANSWER.search(text)
+    return found is not None and boxed(found[1]) is not None
 
 
 def _answers(text: str) -> str:
