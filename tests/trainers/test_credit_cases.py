@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from turntree.errors import ConfigError, DataError
 from turntree.trainers import credit
@@ -28,6 +30,7 @@ from turntree.trainers.credit import (
     opo,
     reinforce_pp,
     rejection_sampling,
+    rloo,
     shrunk_loo,
     sibling_baseline,
     tree_diff,
@@ -124,6 +127,18 @@ def test_prior_of_the_batch_is_not_relative_to_the_group() -> None:
     assert numbers(got, 0) == pytest.approx([1 - (1 + 3 * 0.5) / 4] * 2)
     assert numbers(got, 1) == pytest.approx([0 - 3 * 0.5 / 4] * 2)
     assert numbers(shrunk_loo([flat([0.8]), right, wrong])) == pytest.approx([0.8 - 2.8 / 5])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.0, 0.1, 0.35, 0.8, 1.0, -1.0]), min_size=2, max_size=8),
+    st.sampled_from([0.0, 1.0, 3.0]),
+)
+def test_shrunk_loo_on_chains_is_rloo_up_to_a_factor(rewards: list[float], kappa: float) -> None:
+    n = len(rewards)
+    factor = (n - 1) * (n + kappa) / (n * (n - 1 + kappa))
+    got = numbers(shrunk_loo([flat(rewards)], kappa=kappa, prior="group"))
+    assert got == pytest.approx([a * factor for a in numbers(rloo([flat(rewards)]))], abs=1e-9)
 
 
 def test_a_turn_without_siblings() -> None:
