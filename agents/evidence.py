@@ -32,7 +32,7 @@ Language = Literal["en", "zh"]
 PROMPTS = Path(__file__).resolve().parent / "prompts"
 """The folder of the packaged prompts."""
 _PLACES = ("{question}", "{calls}")
-_TAG = re.compile(r"<\s*/?\s*(verdict|answer|think)\s*>", re.IGNORECASE)
+_TAG = re.compile(r"<\s*(?:/\s*)?(verdict|answer|think)\s*>", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,9 @@ from turntree.errors import CostLimitError, EngineError
 
 __all__ = ["Judge", "RuleSummarizer", "Summarizer", "WrittenAnswers", "llm_summarizer", "read_answer"]
 
-_THOUGHT = re.compile(r"\A\s*(?:<think>)?.*?</think>", re.DOTALL)
-_ANSWER = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL | re.IGNORECASE)
+_THOUGHT = re.compile(r"\A.*?</think>", re.DOTALL)
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_CLOSED = re.compile("</answer>", re.IGNORECASE)
 _NOTES = {"en": "Notes of whoever made the calls:", "zh": "调用者的笔记："}
 
 DEAD_AFTER = 32
@@ -48,10 +49,17 @@ def read_answer(text: str) -> str | None:
     None where nothing is left, and where an ``<answer>`` was opened and never closed.
     """
     reply = _THOUGHT.sub("", text).strip()
-    found: list[str] = _ANSWER.findall(reply)
+    found = _answers(reply)
     if found:
         return found[-1].strip() or None
     return None if "<answer>" in reply.casefold() or "<think>" in reply else reply or None
+
+
+def _answers(reply: str) -> list[str]:
+    """What stands in each ``<answer>``; behind the last closing tag nothing is looked for, so that many opening ones
+    take no quadratic time."""
+    closed = [match.end() for match in _CLOSED.finditer(reply)]
+    return _ANSWER.findall(reply, 0, closed[-1]) if closed else []
 
 
 class Summarizer:
@@ -163,7 +171,7 @@ def _written(finished: Finished, said: Said | Failed) -> Finished | Failed:
     if isinstance(said, Failed):
         return said
     answer = read_answer(said.text)
-    if answer is not None and not (said.cut and _ANSWER.search(said.text) is None):
+    if answer is not None and not (said.cut and not _answers(said.text)):
         return replace(finished, answer=answer)
     why = "was cut at max_tokens before it was whole" if said.cut else "holds no answer"
     return Failed("summary", f"the summariser's reply {why}: ...{said.text[-80:]!r}")

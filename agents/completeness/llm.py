@@ -23,15 +23,16 @@ from turntree.agents.evidence import (
     with_places,
 )
 from turntree.agents.scorer import Failed, Finished
-from turntree.agents.texts import LocalEngine, Said, Texts, open_texts
+from turntree.agents.texts import LocalEngine, Said, Texts, check_texts, open_texts
 from turntree.envs.loading import reject_unknown
 
-__all__ = ["LLMChecker", "llm_checker", "read_prompt", "read_verdict"]
+__all__ = ["LLMChecker", "check_llm_checker", "llm_checker", "read_prompt", "read_verdict"]
 
-_TAGGED = re.compile(r"<verdict>\s*([^<>]*?)\s*</verdict>", re.IGNORECASE)
-_TAG = re.compile(r"<\s*/?\s*verdict\s*>", re.IGNORECASE)
-_THOUGHT = re.compile(r"\A\s*(?:<think>)?.*?</think>", re.DOTALL)
-_FENCED = re.compile(r"\A```(?:json)?\s*\n(.*?)\n```\Z", re.DOTALL)
+# Replies are untrusted texts of any length: no run of white space can be split in two ways.
+_TAGGED = re.compile(r"<verdict>([^<>]*)</verdict>", re.IGNORECASE)
+_TAG = re.compile(r"<\s*(?:/\s*)?verdict\s*>", re.IGNORECASE)
+_THOUGHT = re.compile(r"\A.*?</think>", re.DOTALL)
+_FENCED = re.compile(r"\A```(?:json)?[^\S\n]*\n(.*)\n```\Z", re.DOTALL)
 _WORDS = {"complete": True, "incomplete": False, "完整": True, "不完整": False}
 
 
@@ -54,13 +55,13 @@ def read_verdict(text: str) -> bool | None:
     if "<think>" in reply:
         return None
     fenced = _FENCED.match(reply)
-    body = fenced[1] if fenced else reply
+    body = fenced[1].strip() if fenced else reply
     if body.startswith("{"):
         return _from_json(body)
     tagged = _TAGGED.findall(reply)
     if len(tagged) != 1 or len(_TAG.findall(reply)) != 2:
         return None
-    return _WORDS.get(tagged[0].casefold())
+    return _WORDS.get(tagged[0].strip().casefold())
 
 
 def _from_json(body: str) -> bool | None:
@@ -143,7 +144,7 @@ def llm_checker(
     device: str = "cpu",
     **more: Any,
 ) -> LLMChecker:
-    """A checker from a configuration.
+    """A checker from a configuration; :func:`check_llm_checker` finds mistakes in it without loading a model.
 
     With ``base_url``, ``model`` is a name at that endpoint and ``more`` holds further fields of
     :class:`~turntree.agents.engines.endpoint.Endpoint` (``api_key_env``, ``concurrency``, ``timeout_s``, ``retries``,
@@ -169,3 +170,42 @@ def llm_checker(
         max_result_chars=max_result_chars,
         constant=temperature == 0,
     )
+
+
+def check_llm_checker(
+    *,
+    base_url: str = "",
+    model: str = "",
+    language: Language = "en",
+    prompt: str = "",
+    temperature: float = 0.7,
+    max_tokens: int = 512,
+    max_result_chars: int | None = 4000,
+    engine: LocalEngine = "hf",
+    dtype: str = "float32",
+    device: str = "cpu",
+    **more: Any,
+) -> LLMChecker:
+    """The checker of :func:`llm_checker` with nobody behind it: its options were read, and it cannot vote."""
+    del dtype, device
+    check_texts(
+        model=model,
+        base_url=base_url,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        what="checker=llm",
+        engine=engine,
+        **more,
+    )
+    nobody = _Nobody()
+    return LLMChecker(nobody, language, read_prompt(prompt) if prompt else "", max_result_chars)
+
+
+class _Nobody:
+    fingerprint = "nobody"
+
+    def ask(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Said | Failed]:
+        return [Failed("nobody", "this checker was made to look at its options")] * len(prompts)
+
+    def close(self) -> None:
+        return None
