@@ -21,6 +21,7 @@ __all__ = [
     "is_model_folder",
     "load_model",
     "load_tokenizer",
+    "model_source",
     "save_model",
     "save_weights",
 ]
@@ -39,7 +40,7 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str | torch.
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if dtype not in kinds:
         raise ConfigError(f"dtype must be one of {sorted(kinds)}, found {dtype!r}")
-    name = _source(path)
+    name = model_source(path)
     _refuse_pickles(path)
     try:
         with quiet_progress():
@@ -57,7 +58,7 @@ def load_tokenizer(path: str | Path) -> Any:
     """The tokenizer of a model folder or hub name. Raises ``ConfigError``."""
     from transformers import AutoTokenizer
 
-    name = _source(path)
+    name = model_source(path)
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
@@ -146,7 +147,7 @@ def _refuse_pickles(path: str | Path) -> None:
         )
 
 
-def _source(path: str | Path) -> str:
+def model_source(path: str | Path) -> str:
     """A model folder as it is, or a hub name; anything else is a ``ConfigError``."""
     folder = Path(path)
     if folder.is_dir():

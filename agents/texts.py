@@ -15,7 +15,7 @@ from turntree.agents.weights import weights_hash
 from turntree.envs.loading import construct, reject_unknown
 from turntree.errors import ConfigError, EngineError, TurnTreeError
 
-__all__ = ["EndpointTexts", "EngineTexts", "LocalEngine", "Said", "Texts", "open_texts"]
+__all__ = ["EndpointTexts", "EngineTexts", "LocalEngine", "Said", "Texts", "check_texts", "open_texts"]
 
 LocalEngine = Literal["hf", "vllm"]
 """Engines that a summariser or checker may start in this process."""
@@ -129,6 +129,35 @@ class EngineTexts:
         return Said(turn.text, generation.finish_reason == "length", len(request.prefix), len(generation.ids))
 
 
+def check_texts(
+    *,
+    model: str,
+    base_url: str = "",
+    engine: LocalEngine = "hf",
+    max_tokens: int = 512,
+    temperature: float = 0.7,
+    what: str = "texts",
+    **more: Any,
+) -> None:
+    """Find mistakes in what :func:`open_texts` takes, without loading a model. Raises ``ConfigError``."""
+    if not model:
+        raise ConfigError(f"{what}: model is empty; give base_url and a model's name there, or a model folder")
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature >= 0:
+        raise ConfigError(f"{what}: temperature={temperature!r}; expected a number, at least 0")
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+        raise ConfigError(f"{what}: max_tokens={max_tokens!r}; expected a whole number, at least 1")
+    if base_url:
+        known = {f.name for f in fields(Endpoint)} - {"base_url", "model"}
+        reject_unknown(more, known, what=f"argument of {what}")
+        return
+    reject_unknown([engine], ("hf", "vllm"), what=f"engine of {what}")
+    if engine == "hf":
+        reject_unknown(more, (), what=f"argument of {what} without base_url")
+    from turntree.agents.models import model_source
+
+    model_source(model)
+
+
 def open_texts(
     *,
     model: str,
@@ -148,20 +177,19 @@ def open_texts(
     process by the ``engine`` ``hf`` (on ``device``) or ``vllm`` (``more`` are then arguments of ``VLLMEngine``).
     ``what`` is how messages name who asks. Raises ``ConfigError``.
     """
-    if not model:
-        raise ConfigError(f"{what}: model is empty; give base_url and a model's name there, or a model folder")
-    if not temperature >= 0:
-        raise ConfigError(f"{what}: temperature={temperature}; expected at least 0")
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-        raise ConfigError(f"{what}: max_tokens={max_tokens!r}; expected a whole number, at least 1")
+    check_texts(
+        model=model,
+        base_url=base_url,
+        engine=engine,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        what=what,
+        **more,
+    )
     if base_url:
-        known = {f.name for f in fields(Endpoint)} - {"base_url", "model"}
-        reject_unknown(more, known, what=f"argument of {what}")
         return EndpointTexts(ChatClient(Endpoint(base_url, model, **more)), max_tokens, temperature)
-    reject_unknown([engine], ("hf", "vllm"), what=f"engine of {what}")
     if engine == "vllm":
         return _vllm_texts(model, max_tokens, temperature, dtype, more)
-    reject_unknown(more, (), what=f"argument of {what} without base_url")
     return _hf_texts(model, max_tokens, temperature, dtype, device)
 
 

@@ -152,7 +152,7 @@ class Transport:
             self._refuse(path, response, content)
         try:
             document = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise _Again(f"expected JSON, found {content[:80]!r}") from None
         if not isinstance(document, dict):
             raise _Again(f"expected a JSON object, found {content[:80]!r}")

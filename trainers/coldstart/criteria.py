@@ -9,6 +9,7 @@ from typing import Any, cast, get_args
 
 from turntree.agents.completeness import CompletenessScorer
 from turntree.agents.completeness.calls import is_legal
+from turntree.agents.completeness.llm import check_llm_checker, llm_checker
 from turntree.agents.scorer import Failed, Finished, Scorer, close_all
 from turntree.envs.core import TurnCore
 from turntree.envs.loading import check_arguments, construct, reject_unknown
@@ -65,7 +66,13 @@ def check_criterion(config: RunConfig, core: TurnCore[Any]) -> None:
     """Find mistakes in the criterion's options before anything is played. A checker that is a model is not loaded."""
     own = config.coldstart
     if own.criterion == "completeness" and not _by_rule(own.criterion_args):
-        check_arguments(CompletenessScorer, own.criterion_args, what=f"{_OPTION}_args")
+        arguments = {**own.criterion_args, "cache": ""}
+        check_arguments(CompletenessScorer, arguments, what=f"{_OPTION}_args")
+        if arguments.get("checker") == "llm":
+            given = arguments.pop("checker_args", None) or {}
+            check_arguments(llm_checker, given, what=f"{_OPTION}_args.checker_args")
+            arguments["checker"] = construct(check_llm_checker, given, what=f"{_OPTION}_args.checker_args")
+            construct(CompletenessScorer, arguments, what=_OPTION)
         return
     close_all(load_criterion(config, core))
 

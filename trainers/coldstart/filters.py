@@ -7,6 +7,7 @@ reason in a few words. ``coldstart.filters`` names them with their options.
 from __future__ import annotations
 
 import functools
+import math
 import re
 import unicodedata
 from collections import Counter
@@ -19,6 +20,7 @@ from turntree.envs.loading import check_arguments, reject_unknown
 from turntree.errors import ConfigError
 from turntree.trainers.coldstart.played import Played
 from turntree.trainers.compose import import_object
+from turntree.trainers.probe import require_rule
 
 __all__ = [
     "FILTERS",
@@ -203,14 +205,29 @@ def _built_in(name: str, value: Any, option: str) -> Filter:
     if not isinstance(arguments, Mapping):
         raise ConfigError(f"{option}={value!r}: expected true, false, or its arguments ({option}.NAME=VALUE)")
     check_arguments(FILTERS[name], {"played": None, **arguments}, what=option)
-    if name == "language":
-        allow = arguments.get("allow", "same")
-        codes = [allow] if isinstance(allow, str) else list(allow)
-        reject_unknown([code for code in codes if code != "same"], LANGUAGES, what=f"language in {option}.allow")
-    for key, number in arguments.items():
-        if key not in ("allow", "calls") and number is not None and not isinstance(number, (int, float)):
-            raise ConfigError(f"{option}.{key}={number!r}: expected a number")
+    for key, given in arguments.items():
+        _check_argument(f"{option}.{key}", key, given)
     return functools.partial(FILTERS[name], **arguments)
+
+
+def _check_argument(option: str, key: str, given: Any) -> None:
+    """Each built-in filter is checked before anything is played: a bound that no trajectory can keep drops them all."""
+    if key == "allow":
+        codes = [given] if isinstance(given, str) else given
+        if not isinstance(codes, Sequence) or not codes:
+            raise ConfigError(f"{option}={given!r}: expected a language, or a list of at least one")
+        reject_unknown([code for code in codes if code != "same"], LANGUAGES, what=f"language in {option}")
+    elif key == "calls":
+        if not isinstance(given, bool):
+            raise ConfigError(f"{option}={given!r}: expected true or false")
+    elif given is not None:
+        if isinstance(given, bool) or not isinstance(given, (int, float)):
+            raise ConfigError(f"{option}={given!r}: expected a number")
+        most = 1.0 if key == "min_share" else math.inf
+        if not 0 <= given <= most:
+            raise ConfigError(
+                f"{option}={given!r} is out of range; expected a value >= 0{' and <= 1' if most == 1 else ''}"
+            )
 
 
 def _own(name: str, value: Any, option: str) -> Filter:
@@ -221,14 +238,20 @@ def _own(name: str, value: Any, option: str) -> Filter:
         raise ConfigError(f"{option}={value!r}: expected an import path, or {{path, args}}")
     reject_unknown(value, ("path", "args"), what=f"key of {option}")
     arguments = dict(value.get("args") or {})
-    function = import_object(value["path"], option=option)
+    function = require_rule(import_object(value["path"], option=option), option=f"{option}={value['path']}")
     check_arguments(function, arguments, what=f"{option}={value['path']}")
     return functools.partial(_said, function, arguments, option)
 
 
 def _said(function: Callable[..., Any], arguments: Mapping[str, Any], option: str, played: Played) -> str:
     """What a user's filter says, checked."""
-    said = function(played, **arguments)
+    try:
+        said = function(played, **arguments)
+    except Exception as error:  # a rule of a user's own may fail in any way
+        raise ConfigError(
+            f"{option} failed on sample {played.key.sample} of question {played.key.question!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if said is None:
         return ""
     if not isinstance(said, str):

@@ -59,8 +59,8 @@ class AppendFile:
         """(offset, length in bytes, row) of each line."""
         offset = 0
         with self.path.open("rb") as file:
-            for line in file:
-                yield offset, len(line), self._parse(line)
+            for number, line in enumerate(file, 1):
+                yield offset, len(line), self._parse(line, f", line {number}")
                 offset += len(line)
 
     def append(self, row: Mapping[str, Any]) -> tuple[int, int]:
@@ -98,13 +98,16 @@ class AppendFile:
             os.close(self._file)
             self._file = -1
 
-    def _parse(self, line: bytes) -> dict[str, Any]:
+    def _parse(self, line: bytes, where: str = "") -> dict[str, Any]:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
-            raise CheckpointError(f"{self.path} is damaged: expected a JSON object a line, found {line[:80]!r}")
+            raise CheckpointError(
+                f"{self.path}{where} is damaged: expected a JSON object a line, found {line[:80]!r}; delete that line, "
+                "and what it held is done again"
+            )
         return row
 
 
@@ -157,7 +160,9 @@ class Journal:
             try:
                 self._places.setdefault(Key(str(row["question_id"]), int(row["sample"])), (offset, length))
             except (KeyError, TypeError, ValueError) as error:
-                raise CheckpointError(f"{self._file.path} holds a row that is no trajectory: {error!r}") from error
+                raise CheckpointError(
+                    f"{self._file.path} holds a row that is no trajectory ({error!r}); delete it"
+                ) from error
 
     def __contains__(self, key: Key) -> bool:
         return key in self._places

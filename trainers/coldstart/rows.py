@@ -101,7 +101,7 @@ def _checked(line: str, where: str) -> dict[str, Any]:
             *(turn[key] for turn in row["turns"] for key in ("text", "observation")),
         ]
         ids = [i for turn in row["turns"] for i in turn.get("ids", ())]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
             f"{where}: expected a trajectory with question_id, prompt and turns (text, observation), found "
             f"{line[:100]!r} ({type(error).__name__}: {error})"

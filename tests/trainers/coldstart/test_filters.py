@@ -88,6 +88,10 @@ def unsure(played: Any) -> bool:
     return True
 
 
+def broken(played: Any) -> str:
+    return str(1 / 0)
+
+
 HERE = "tests.trainers.coldstart.test_filters"
 
 
@@ -99,6 +103,8 @@ def test_filters_of_a_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said({"mine": {"path": "own_filters:short", "args": {"most": 2}}}, "a", "b") == ""
     with pytest.raises(ConfigError, match=r"coldstart\.filters\.mine.*the reason, found True"):
         said({"mine": "own_filters:unsure"}, "a")
+    with pytest.raises(ConfigError, match=r"coldstart\.filters\.mine failed on sample 0 of question 'q'.*ZeroDivision"):
+        said({"mine": "own_filters:broken"}, "a")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +115,17 @@ def test_filters_of_a_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"length": {"max_tokens": "many"}}, r"length\.max_tokens='many'"),
         ({"length": 3}, r"expected true, false, or its arguments"),
         ({"language": {"allow": "english"}}, "unknown language in"),
+        ({"length": {"max_tokens": True}}, r"length\.max_tokens=True: expected a number"),
+        ({"length": {"max_turns": -1}}, r"length\.max_turns=-1 is out of range"),
+        ({"duplicate_calls": {"most": -1}}, r"most=-1 is out of range"),
+        ({"format": {"corrections": -1}}, r"corrections=-1 is out of range"),
+        ({"language": {"min_share": 2}}, r"min_share=2 is out of range; expected a value >= 0 and <= 1"),
+        ({"language": {"min_share": float("nan")}}, r"min_share=nan"),
+        ({"language": {"allow": []}}, r"allow=\[\]: expected a language"),
+        ({"language": {"allow": 5}}, r"allow=5: expected a language"),
+        ({"language": {"calls": 1}}, r"calls=1: expected true or false"),
+        ({"mine": "os:getcwd"}, "of Python's library"),
+        ({"mine": "turntree.errors:__doc__"}, "something that can be called"),
         ({"mine": {"path": "os.path:join", "arg": 1}}, "did you mean 'args'"),
         ({"mine": "nowhere_at_all:f"}, "cannot import module"),
     ],

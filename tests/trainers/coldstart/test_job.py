@@ -22,6 +22,7 @@ MakePlan = Callable[..., Plan]
 Run = Callable[..., Selection]
 
 FILES = ("trajectories.jsonl", "kept.jsonl", "dropped.jsonl", "statistics.json", "turns.jsonl")
+JUDGE = "coldstart.criterion_args.checker_args={model: x, base_url: 'http://127.0.0.1:9/v1'}"
 OPTIONS = ("coldstart.samples=4", "coldstart.keep=2", "coldstart.criterion=f1", "coldstart.min_score=0.1",
            "coldstart.filters.format.corrections=1")  # fmt: skip
 
@@ -196,6 +197,20 @@ def test_options_that_do_not_fit(options: list[str], message: str) -> None:
         (["coldstart.criterion=format", "coldstart.criterion_args.votes=3"], "takes no arguments"),
         (["coldstart.criterion=completeness", "coldstart.criterion_args.vote=3"], "vote"),
         (["coldstart.filters.nothing=true"], "unknown filter"),
+        (["coldstart.criterion=completeness", "coldstart.criterion_args.votes=x"], "votes='x'"),
+        *(
+            (["coldstart.criterion=completeness", "coldstart.criterion_args.checker=llm", *more], message)
+            for more, message in (
+                ([], "model is empty"),
+                (["coldstart.criterion_args.checker_args.model=no/such/folder"], "found none at no/such/folder"),
+                (["coldstart.criterion_args.checker_args.modle=x"], "modle"),
+                ([JUDGE, "coldstart.criterion_args.votes=0"], "votes=0"),
+                ([JUDGE, "coldstart.criterion_args.checker_args.retires=3"], "did you mean 'retries'"),
+                ([JUDGE, "coldstart.criterion_args.checker_args.language=fr"], "language of the checker"),
+                ([JUDGE, "coldstart.criterion_args.checker_args.prompt=no-such-file"], "no-such-file"),
+                ([JUDGE, "coldstart.criterion_args.checker_args.temperature=-1"], "temperature=-1"),
+            )
+        ),
     ],
 )
 def test_mistakes_show_before_anything_is_written(

@@ -61,7 +61,10 @@ def test_another_configuration_and_damage_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="seed: 1 there, 2 now"):
         Journal(tmp_path, {"seed": 2})
     (tmp_path / "trajectories.jsonl").write_text('{"question_id": "a", "sample": 0}\nnot json\n')
-    with pytest.raises(CheckpointError, match="is damaged: expected a JSON object a line"):
+    with pytest.raises(CheckpointError, match=r"line 2 is damaged: expected a JSON object a line.*delete that line"):
+        Journal(tmp_path, FACTS)
+    (tmp_path / "trajectories.jsonl").write_text("[" * 100_000 + "\n")
+    with pytest.raises(CheckpointError, match="line 1 is damaged"):
         Journal(tmp_path, FACTS)
     (tmp_path / "journal.json").unlink()
     with pytest.raises(CheckpointError, match=r"journal\.json is missing"):
