@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from turntree.errors import DataError
 from turntree.search_backend.layouts import read_passages
 from turntree.search_backend.passage import Passage
-from turntree.search_backend.rows import parse_contents, render_contents
+from turntree.search_backend.rows import json_line, parse_contents, render_contents
 
 __all__ = ["load_corpus", "parse_contents", "render_contents", "save_corpus"]
 
@@ -45,4 +44,4 @@ def save_corpus(path: str | Path, passages: Sequence[Passage]) -> None:
     with Path(path).open("w", encoding="utf-8", newline="\n") as file:
         for passage in passages:
             row = {"id": passage.id, "contents": render_contents(passage.title, passage.text)}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json_line(row))

@@ -35,7 +35,7 @@ def read_json(path: Path, *, what: str) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SearchIndexError(f"expected {what} at {path}, found {error.strerror or error}; build it first") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SearchIndexError(f"{path}: expected {what}, found broken JSON ({error}); build it again") from error
     if not isinstance(value, dict):
         raise SearchIndexError(f"{path}: expected {what}, found a {type(value).__name__}; build it again")

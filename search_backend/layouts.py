@@ -7,6 +7,7 @@ import gzip
 import io
 import itertools
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _PARQUET_MAGIC = b"PAR1"
 _HEAD = 1 << 20  # bytes of the file that its layout is told from
 _LARGEST_ENTRY = 1 << 26  # characters; past this an entry of a JSON document counts as broken
+_SIGN = re.compile(r"\S")
 _TSV_COLUMNS = ("id", "text", "title")  # of DPR's psgs_w100.tsv, with its header or without
 
 
@@ -90,7 +92,7 @@ def _object_layout(text: bytes, *, whole: bool) -> Layout:
         return "json_dict"
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         # A line longer than the head: an entry of a row comes first in a row, a title (or id) in a document.
         return "json_dict" if not newline and not whole and not _starts_a_row(line) else "jsonl"
     fields = {"id", "_id", "docid", "text", "contents", "title"} & row.keys()
@@ -136,7 +138,7 @@ def _read_jsonl(path: Path, start: Place) -> Iterator[tuple[Place, Passage]]:
         where = f"{path}, line {place.number}"
         try:
             row = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: expected one JSON object, found {text.strip()[:60]!r} ({error})") from error
         yield place, passage_of(row, where)
 
@@ -208,16 +210,21 @@ def _entries(path: Path) -> Iterator[tuple[str | None, Any]]:
         text = _Text(file, path)
         opening = text.take()
         closing = {"[": "]", "{": "}"}[opening]
-        while (char := text.peek()) != closing:
-            if char == ",":
-                text.take()
-            elif opening == "[":
+        more = text.peek() != closing
+        if not more:
+            text.take()
+        while more:
+            if opening == "[":
                 yield None, text.value()
             else:
                 key = text.value()
                 if not isinstance(key, str) or text.take() != ":":
                     raise text.broken('"title": text')
                 yield key, text.value()
+            if text.peek() not in (",", closing):
+                raise text.broken(f"a comma or {closing}")
+            more = text.take() == ","
+        text.end()
 
 
 class _Text:
@@ -230,15 +237,24 @@ class _Text:
 
     def peek(self) -> str:
         """The next character that is no white space."""
+        if not (char := self._next()):
+            raise self.broken("the end of the JSON document")
+        return char
+
+    def end(self) -> None:
+        """Raise where something follows: it would be lost without a word."""
+        if self._next():
+            raise self.broken("nothing after the end of the JSON document")
+
+    def _next(self) -> str:
+        """The next character that is no white space, '' at the end of the file."""
         while True:
-            rest = self._buffer[self._at :]
-            skipped = len(rest) - len(rest.lstrip())
-            self._line += rest.count("\n", 0, skipped)
-            self._at += skipped
-            if self._at < len(self._buffer):
-                return self._buffer[self._at]
-            if not self._more(_HEAD):
-                raise self.broken("the end of the JSON document")
+            found = _SIGN.search(self._buffer, self._at)
+            at = len(self._buffer) if found is None else found.start()
+            self._line += self._buffer.count("\n", self._at, at)
+            self._at = at
+            if found is not None or not self._more(_HEAD):
+                return found[0] if found is not None else ""
 
     def take(self) -> str:
         char = self.peek()
@@ -251,6 +267,8 @@ class _Text:
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._buffer, self._at)
+            except RecursionError as error:
+                raise self.broken("a JSON value that is not nested so deeply") from error
             except ValueError as error:
                 if len(self._buffer) - self._at > _LARGEST_ENTRY or not self._more(wanted):
                     raise self.broken(f"a JSON value ({error})") from error

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from turntree.errors import DataError
 from turntree.search_backend.passage import Passage
 
-__all__ = ["parse_contents", "passage_of", "render_contents", "string_at"]
+__all__ = ["json_line", "parse_contents", "passage_of", "render_contents", "string_at"]
 
 _ID_KEYS = ("id", "_id", "docid")
 _EXPECTED = '{"id", "contents"} or {"id", "title", "text"}'
+
+
+def json_line(row: Any) -> str:
+    """One line of JSON Lines, line end included, that UTF-8 can hold: a lone surrogate is escaped."""
+    line = json.dumps(row, ensure_ascii=False)
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        line = json.dumps(row)
+    return f"{line}\n"
 
 
 def parse_contents(contents: str) -> tuple[str, str]:

@@ -256,7 +256,7 @@ def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
         try:
             row = json.loads(line)
             int(row["step"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise DataError(f"{path}, line {number} is not a JSON object with a step: {line[:80]!r}") from error
         yield row, line
 

@@ -361,7 +361,7 @@ def decode_line(line: bytes, path: Path, *, number: int) -> StoredTree:
     """The tree of one line. Raises :class:`DataError` naming ``path`` and ``number`` for anything else."""
     try:
         return _decode_tree(json.loads(line), path)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{path}, line {number} is not a stored tree ({type(error).__name__}: {error}); "
             "the file is damaged: delete it, the other steps stay readable"

@@ -120,7 +120,7 @@ def decoded_list(text: str, where: str) -> list[object] | None:
         return None
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = _python_list(text, where)
     return value if isinstance(value, list) else None
 

@@ -65,7 +65,7 @@ def read_rows(path: Path) -> tuple[str, Iterator[Row]]:
         return _delimited(path)
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "json", _document_rows(path)
     if isinstance(value, list) or (isinstance(value, dict) and _is_document(value)):
         return "json", _document_rows(path)
@@ -119,7 +119,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
                 continue
             try:
                 value = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{where}: expected one JSON object a line, found {text[:60]!r} ({error})") from error
             yield _row(value, where, number)
 
@@ -130,9 +130,10 @@ def _document_rows(path: Path) -> Iterator[Row]:
         text = _text(file.read(), str(path))
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", 1)
         raise DataError(
-            f"{path}, line {error.lineno}: expected {_KNOWN}, found broken JSON ({error.msg}); repair or fetch the file"
+            f"{path}, line {line}: expected {_KNOWN}, found broken JSON ({error}); repair or fetch the file"
         ) from error
     if isinstance(value, dict):
         key = next((k for k in _DOCUMENT_KEYS if isinstance(value.get(k), list)), None)

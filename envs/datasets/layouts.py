@@ -19,7 +19,7 @@ __all__ = ["Entry", "entries"]
 MAX_EXTRA = 2000
 """Characters of a further field's JSON that still go into the metadata, which travels with every snapshot."""
 
-_WRAPPED = re.compile(r"\s*Answer the given question\b.*\bQuestion:\s*(.*?)\s*\Z", re.DOTALL)
+_WRAPPED = re.compile(r"\s*Answer the given question\b.*\bQuestion:(.*)\Z", re.DOTALL)
 _EXPECTED = (
     f"expected a question under one of {list(QUESTION_KEYS)} and its answers under one of {list(ANSWER_KEYS)}, "
     "or SQuAD, CMRC or verl rows"
@@ -114,7 +114,7 @@ def _own_metadata(row: Row) -> dict[str, Any]:
     if isinstance(own, str):
         try:
             own = json.loads(own)
-        except ValueError:
+        except (ValueError, RecursionError):
             own = row.data["metadata"]
     if own is not None and not isinstance(own, Mapping):
         raise DataError(f"{row.where}: expected an object under 'metadata', found {own!r:.60}; fix the row")
@@ -193,7 +193,7 @@ def _verl_question(row: Row, extra: Mapping[str, Any]) -> object:
         )
     # Search-R1's instructions end with the question; they are not part of it.
     wrapped = _WRAPPED.fullmatch(users[-1]) if isinstance(users[-1], str) else None
-    return wrapped[1] if wrapped else users[-1]
+    return wrapped[1].strip() if wrapped else users[-1]
 
 
 def _verl_answers(data: Mapping[str, Any], extra: Mapping[str, Any]) -> object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from turntree.envs.datasets.files import file_stem, read_rows
 from turntree.envs.datasets.layouts import Entry, entries
 from turntree.envs.task import FrozenDict, Question
 from turntree.errors import ConfigError, DataError
+from turntree.search_backend.rows import json_line
 
 __all__ = [
     "QuestionFile",
@@ -160,18 +160,7 @@ def save_questions(path: str | Path, questions: Iterable[Question] | Sequence[Qu
     """Write FlashRAG JSON Lines, LF line ends, that :func:`load_questions` gives back."""
     with Path(path).open("w", encoding="utf-8", newline="\n") as file:
         for question in questions:
-            row = question.to_json()
-            line = json.dumps(row, ensure_ascii=False)
-            # A lone surrogate: JSON can escape it, UTF-8 cannot hold it.
-            file.write((line if line.isascii() or _is_utf8(line) else json.dumps(row)) + "\n")
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+            file.write(json_line(question.to_json()))
 
 
 class UniqueIds:

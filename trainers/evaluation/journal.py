@@ -83,7 +83,7 @@ def _lines(rows: Sequence[Sequence[EvalRow]]) -> bytes:
 def _json(line: bytes) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -148,7 +148,7 @@ def parse_row(line: str, *, where: str) -> EvalRow:
     """One line. Fields that later versions added may be missing. Raises ``DataError`` for anything else."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict) or not _REQUIRED <= row.keys() <= _KNOWN:
         raise DataError(f"{where}: expected a row of an evaluation, found {line[:80]!r}")

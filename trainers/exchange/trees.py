@@ -63,7 +63,7 @@ def read_tree_lines(path: Path, *, check: bool = True) -> Iterator[StoredTree]:
         if check:
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, line {number}: expected JSON, found {line[:60]!r} ({error})") from error
             validate_line(row, f"{path}, line {number}")
         yield decode_line(line, path, number=number)
