@@ -162,7 +162,8 @@ def test_golden_explanations() -> None:
     text = "".join(f"== {name}\n{lines}\n\n" for name, lines in found.items())
     if os.environ.get("TURNTREE_REGENERATE"):
         GOLDEN.write_text(text, encoding="utf-8")
-    golden = dict(part.rstrip("\n").split("\n", 1) for part in GOLDEN.read_text(encoding="utf-8").split("== ")[1:])
+    parts = ("\n" + GOLDEN.read_text(encoding="utf-8")).split("\n== ")[1:]
+    golden = dict(part.rstrip("\n").split("\n", 1) for part in parts)
     assert found.keys() == golden.keys()
     for name, lines in found.items():
         assert lines == golden[name], name

@@ -18,7 +18,7 @@ from transformers import LlamaForCausalLM
 
 from turntree.errors import ConfigError
 from turntree.trainers import sft
-from turntree.trainers.forward import row_logprobs, score_packs
+from turntree.trainers.forward import packed_logprobs, row_logprobs, score_packs
 from turntree.trainers.losses import (
     Denominators,
     Occurrences,
@@ -509,3 +509,187 @@ def test_what_a_loss_is_called_with() -> None:
     odd.__dict__["needs"] = "triples"
     with pytest.raises(ConfigError, match="needs must be 'occurrences' or 'pairs', found 'triples'"):
         loss_needs(odd)
+
+
+# -- what is reported, and what options default to -------------------------------------------------------------------
+
+SCALARS = {
+    *("loss_objective", "loss_kl", "loss_entropy", "loss_value", "kl_reference", "entropy", "sampler_mismatch"),
+    *("clip_fraction", "clip_fraction_lower", "approx_kl"),
+}
+OF_LEVELS = {
+    f"{name}_{level}"
+    for level in ("token", "turn", "sequence")
+    for name in ("ratio_moments", "ratio_extremes", "clip_fraction")
+}
+DEFAULTS: dict[str, Any] = {
+    "ratio": "token",
+    "turn_ratio": "geometric",
+    "ratio_gradient": "straight_through",
+    "clip": "hard",
+    "clip_low": 0.2,
+    "clip_high": 0.2,
+    "dual_clip": None,
+    "by_turns": (),
+    "aggregation": "token-mean",
+    "sum_norm": None,
+    "kl_coef": 0.0,
+    "kl_estimator": "k3",
+    "entropy_coef": 0.0,
+    "value_coef": 0.5,
+    "value_clip": 0.5,
+    "importance_cap": None,
+    "temperature": 1.0,
+    "loss": None,
+    "entropy_metric": True,
+}
+
+
+def test_the_published_settings() -> None:
+    of_grpo = {
+        "ratio": "token",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "dual_clip": 3.0,
+        "aggregation": "token-mean",
+        "kl_coef": 0.001,
+        "kl_estimator": "k3",
+    }
+    of_at2po = {
+        "ratio": "turn",
+        "turn_ratio": "geometric",
+        "ratio_gradient": "straight_through",
+        "clip_low": 3e-3,
+        "clip_high": 4e-3,
+        "aggregation": "seq-mean-token-mean",
+        "kl_coef": 0.0,
+    }
+    assert grpo() == of_grpo
+    assert tree_grpo() == {**of_grpo, "entropy_coef": 0.001}
+    assert dapo() == {**of_grpo, "clip_high": 0.28, "kl_coef": 0.0}
+    assert at2po() == of_at2po
+    assert gspo() == {**of_at2po, "ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}
+
+
+def test_the_defaults_are_those_of_ppo(random_groups: Groups, tiny_llama: LlamaForCausalLM) -> None:
+    head = value_head()
+    (pack,) = prepared(random_groups(8), tiny_llama, 8, noise=0.7)
+    with_values = pack.clone()
+    scored = pack_groups(random_groups(8), max_pack_tokens=10_000)
+    with_returns(scored, tiny_llama, head)
+    table(with_values, "tokens").set("value", column(scored[0], "tokens", "value") + 1.0)
+    table(with_values, "occurrences").set("ret", column(scored[0], "occurrences", "ret"))
+    for head_, batch in ((None, pack), (head, with_values)):
+        plain = PolicyObjective(tiny_llama, value_head=head_)(batch)
+        spelled = PolicyObjective(tiny_llama, value_head=head_, **DEFAULTS)(batch)
+        assert set(plain.keys()) == set(spelled.keys())
+        for key in plain.keys():  # noqa: SIM118
+            torch.testing.assert_close(plain[key], spelled[key], rtol=0, atol=0)
+        # They matter here: another clip range, clip of values and temperature give other numbers.
+        assert plain["clip_fraction"] > 0
+        for other in ({"clip_low": 0.3}, {"clip_high": 0.3}, {"temperature": 2.0}, {"aggregation": "turn-mean"}):
+            changed: dict[str, Any] = other
+            assert (
+                PolicyObjective(tiny_llama, value_head=head_, **changed)(batch)["loss_objective"]
+                != plain["loss_objective"]
+            )
+    assert (
+        PolicyObjective(tiny_llama, value_head=head, value_clip=0.6)(with_values)["loss_value"] != plain["loss_value"]
+    )
+
+
+def test_what_it_reports(random_groups: Groups, tiny_llama: LlamaForCausalLM) -> None:
+    (pack,) = prepared(random_groups(6), tiny_llama, 6)
+    objective = PolicyObjective(tiny_llama)
+    assert (objective.needs, objective.in_keys) == ("occurrences", ["tokens", "occurrences", "rows"])
+    assert objective.out_keys == ["loss_objective", "loss_kl", "loss_entropy", "loss_value"]
+    assert not objective.functional
+    output = objective(pack)
+    assert set(output.keys()) == SCALARS | OF_LEVELS
+    assert all(output[key].ndim == 0 for key in SCALARS)
+    values = {"value_loss", "value_clip_fraction", "value_mean", "value_moments"}
+    head = value_head()
+    with_returns([pack], tiny_llama, head)
+    assert set(PolicyObjective(tiny_llama, value_head=head)(pack).keys()) == SCALARS | OF_LEVELS | values
+
+
+def test_a_coefficient_of_zero_reports_and_adds_nothing(random_groups: Groups, tiny_llama: LlamaForCausalLM) -> None:
+    head = value_head()
+    (pack,) = prepared(random_groups(6), tiny_llama, 6, noise=0.5)
+    off = PolicyObjective(tiny_llama, value_head=head, kl_coef=0.0, entropy_coef=0.0, value_coef=0.0)(pack)
+    for loss, metric in (("loss_kl", "kl_reference"), ("loss_entropy", "entropy"), ("loss_value", "value_loss")):
+        assert off[loss] == 0
+        assert not off[loss].requires_grad
+        assert off[metric] > 0
+    on = PolicyObjective(tiny_llama, value_head=head, kl_coef=0.25, entropy_coef=0.5, value_coef=2.0)(pack)
+    assert on["loss_kl"].item() == pytest.approx(0.25 * off["kl_reference"].item(), rel=1e-5)
+    assert on["loss_entropy"].item() == pytest.approx(-0.5 * off["entropy"].item(), rel=1e-5)
+    assert on["loss_value"].item() == pytest.approx(2.0 * off["value_loss"].item(), rel=1e-5)
+
+
+def test_the_entropy_is_computed_where_it_is_asked_for(random_groups: Groups, tiny_llama: LlamaForCausalLM) -> None:
+    (pack,) = prepared(random_groups(6), tiny_llama, 6)
+    shown = PolicyObjective(tiny_llama)(pack)["entropy"]
+    assert shown > 0
+    assert PolicyObjective(tiny_llama, entropy_metric=False)(pack)["entropy"] == 0
+    assert PolicyObjective(tiny_llama, entropy_metric=False, entropy_coef=0.1)(pack)["entropy"] == shown
+
+
+def test_the_mismatch_is_the_weighted_mean_of_the_gaps(random_groups: Groups, tiny_llama: LlamaForCausalLM) -> None:
+    for seed in (6, 7):  # weights of 1, and of shared turns
+        (pack,) = prepared(random_groups(seed), tiny_llama, seed)
+        token, weight = column(pack, "occurrences", "token"), column(pack, "occurrences", "weight")
+        gap = (column(pack, "tokens", "old_logp") - column(pack, "tokens", "sampler_logp")).abs()[token]
+        found = PolicyObjective(tiny_llama, **at2po())(pack)["sampler_mismatch"]
+        torch.testing.assert_close(found, (weight * gap).sum() / weight.sum())
+
+
+def test_the_summaries_of_ratios(random_groups: Groups, tiny_llama: LlamaForCausalLM) -> None:
+    packs = prepared(random_groups(8), tiny_llama, 8, budget=60, noise=0.5)
+    assert len(packs) > 1
+    ratios, weights = [], []
+    for pack in packs:
+        token = column(pack, "occurrences", "token")
+        ratios.append((torch.cat(row_logprobs(tiny_llama, pack)) - column(pack, "tokens", "old_logp")[token]).exp())
+        weights.append(column(pack, "occurrences", "weight"))
+    ratio, weight = torch.cat(ratios).detach().double(), torch.cat(weights).double()
+    denominators = Denominators.of(packs)
+    objective = PolicyObjective(tiny_llama)
+    found = combine_metrics([objective(pack, denominators) for pack in packs])
+    first, second = (weight * ratio).sum(), (weight * ratio**2).sum()
+    assert found["ratio_mean_token"] == pytest.approx(float(first / weight.sum()), rel=1e-4)
+    assert found["ess_token"] == pytest.approx(float(first**2 / (weight.sum() * second)), rel=1e-4)
+    assert found["ratio_min_token"] == pytest.approx(float(ratio.min()), rel=1e-4)
+    assert found["ratio_max_token"] == pytest.approx(float(ratio.max()), rel=1e-4)
+
+
+def test_without_any_pack_ratios_are_one() -> None:
+    names = ("ess", "ratio_mean", "ratio_min", "ratio_max")
+    assert combine_metrics([]) == {f"{n}_{level}": 1.0 for n in names for level in ("token", "turn", "sequence")}
+
+
+def test_the_network_is_called_as_it_was_asked(random_groups: Groups, tiny_llama: LlamaForCausalLM) -> None:
+    """A forward pass of one's own gets the temperature, whether entropies are wanted, and the value head."""
+    (pack,) = prepared(random_groups(6), tiny_llama, 6)
+    seen: list[dict[str, Any]] = []
+
+    def forward(pack: Pack, **options: Any) -> Any:
+        seen.append(options)
+        return packed_logprobs(tiny_llama, pack, **options)
+
+    head = value_head()
+    PolicyObjective(tiny_llama, temperature=0.7, entropy_metric=False, value_head=head, forward=forward)(pack)
+    assert seen == [{"temperature": 0.7, "entropy": False, "value_head": head}]
+
+
+@pytest.mark.parametrize("option", ["importance_cap", "value_coef", "value_clip"])
+def test_limits_at_their_ends(tiny_llama: LlamaForCausalLM, option: str) -> None:
+    at_zero: dict[str, Any] = {option: 0.0}
+    if option == "importance_cap":
+        with pytest.raises(ConfigError, match=r"^importance_cap must be positive or None, found 0\.0$"):
+            PolicyObjective(tiny_llama, **at_zero)
+    else:
+        PolicyObjective(tiny_llama, **at_zero)
+        below: dict[str, Any] = {option: -1e-9}
+        with pytest.raises(ConfigError, match=f"^{option} must be at least 0, found -1e-09$"):
+            PolicyObjective(tiny_llama, **below)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from turntree.trainers.packing import (
     write_advantages,
 )
 from turntree.trainers.pairs import Pair, sibling_pairs
-from turntree.trainers.tree import Group, Node, Tree
+from turntree.trainers.tree import Group, Node, Status, Tree
 
 Groups = Callable[..., list[Group]]
 seeds = st.integers(0, 10_000)
@@ -299,3 +299,189 @@ def test_a_pair_with_an_empty_turn_is_left_out() -> None:
     (pack,) = pack_pairs([Group("q", [Tree(root)])], max_pack_tokens=100, pairs=lambda _: pairs)
     assert pack["pairs", "margin"].tolist() == [2.0]
     assert column(pack, "tokens", "ids").tolist() == [1, 2, 3, 4, 5]
+
+
+# Whole packs of small trees, column by column
+
+
+def leaf(ids: tuple[int, ...], *, seen: tuple[int, ...] = (), version: int = 0, reward: float | None = 1.0) -> Node:
+    logprobs = tuple(-0.5 * i for i in ids)
+    status: Status = "open" if reward is None else "answered"
+    return Node(turn_ids=ids, logprobs=logprobs, observation_ids=seen, version=version, status=status, reward=reward)
+
+
+def forked() -> Group:
+    """A prompt of two tokens, a turn that two leaves share, a leaf without a sampled token, and one beside them."""
+    root = Node(observation_ids=(11, 12))
+    shared = root.add_child(leaf((3, 4), seen=(5,), version=2, reward=None))
+    for ordinal, child in enumerate((leaf((6,), version=3), leaf((7, 8), seen=(9,)), leaf((), seen=(10,)))):
+        child.ordinal = ordinal
+        shared.add_child(child)
+    last = root.add_child(leaf((2,), version=1))
+    last.ordinal = 1
+    return Group("q", [Tree(root, index=3)])
+
+
+def columns(pack: Pack, name: Any) -> dict[str, list[Any]]:
+    return {str(key): value.tolist() for key, value in table(pack, name).items()}
+
+
+def test_every_column_of_a_small_pack() -> None:
+    (pack,) = pack_groups([forked()], max_pack_tokens=100)
+    assert columns(pack, "tokens") == {
+        "ids": [11, 12, 3, 4, 5, 6, 7, 8, 9, 10, 2],
+        "position": [0, 1, 2, 3, 4, 5, 5, 6, 7, 5, 2],
+        "subtree_end": [11, 11, 10, 10, 10, 6, 9, 9, 9, 10, 11],
+        "predecessor": [-1, 0, 1, 2, 3, 4, 4, 6, 7, 4, 1],
+        "turn_id": [-1, -1, 0, 0, -1, 1, 2, 2, -1, -1, 3],
+        "version": [0, 0, 2, 2, 2, 3, 0, 0, 0, 0, 1],
+        "loss_mask": [False, False, True, True, False, True, True, True, False, False, True],
+        "sampler_logp": [0.0, 0.0, -1.5, -2.0, 0.0, -3.0, -3.5, -4.0, 0.0, 0.0, -1.0],
+    }
+    assert columns(pack, "occurrences") == {
+        "token": [2, 3, 5, 2, 3, 6, 7, 2, 3, 10],
+        "leaf": [0, 0, 0, 1, 1, 1, 1, 2, 2, 3],
+        "turn": [0, 0, 1, 2, 2, 3, 3, 4, 4, 5],
+        "turn_index": [0, 0, 1, 0, 0, 1, 1, 0, 0, 0],
+        "weight": [1.0] * 10,
+        "advantage": [0.0] * 10,
+        "ret": [0.0] * 10,
+    }
+    assert columns(pack, "rows") == {
+        "group": [0, 0, 0, 0],
+        "leaf": [0, 1, 2, 3],
+        "tree": [3, 3, 3, 3],
+        "end": [5, 8, 9, 10],
+        "turn": [1, 3, 4, 5],
+    }
+    assert [path.tolist() for path in row_tokens(pack)] == [
+        [0, 1, 2, 3, 4, 5],
+        [0, 1, 2, 3, 4, 6, 7, 8],
+        [0, 1, 2, 3, 4, 9],
+        [0, 1, 10],
+    ]
+    (once,) = pack_groups([forked()], max_pack_tokens=100, shared_turns="once")
+    third = pytest.approx(1 / 3)
+    assert columns(once, "occurrences")["weight"] == [third, third, 1.0, third, third, 1.0, 1.0, third, third, 1.0]
+
+
+def test_a_cut_tree_repeats_its_ancestors_and_keeps_the_weights() -> None:
+    packs = pack_groups([forked()], max_pack_tokens=9, shared_turns="once")
+    assert [columns(pack, "tokens")["ids"] for pack in packs] == [
+        [11, 12, 3, 4, 5, 6, 7, 8, 9],
+        [11, 12, 3, 4, 5, 10, 2],
+    ]
+    third = pytest.approx(1 / 3)
+    assert columns(packs[1], "occurrences")["weight"] == [third, third, 1.0]
+    assert columns(packs[1], "rows")["leaf"] == [2, 3]
+    alone = pack_groups([forked()], max_pack_tokens=1)
+    assert [columns(pack, "rows")["leaf"] for pack in alone] == [[0], [1], [2], [3]]
+
+
+TYPES = {
+    "loss_mask": torch.bool,
+    **dict.fromkeys(("sampler_logp", "weight", "advantage", "ret", "margin"), torch.float32),
+}
+
+
+def test_columns_have_their_types_even_where_nothing_was_sampled() -> None:
+    root = Node(observation_ids=(1,))
+    root.add_child(leaf(()))
+    empty = Group("q", [Tree(root)])
+    nothing = pack_pairs([forked()], max_pack_tokens=100, pairs=lambda _: [])
+    assert nothing == []
+    packs = [*pack_groups([empty], max_pack_tokens=9), *pack_groups([forked()], max_pack_tokens=99)]
+    for pack in packs:
+        for name in ("tokens", "occurrences", "rows"):
+            for key, values in table(pack, name).items():
+                assert cast("torch.Tensor", values).dtype == TYPES.get(str(key), torch.int64), key
+    assert columns(packs[0], "rows") == {"group": [0], "leaf": [0], "tree": [0], "end": [0], "turn": [-1]}
+    assert columns(packs[0], "occurrences")["token"] == []
+
+
+def test_the_first_pack_with_room_is_filled() -> None:
+    def of(tokens: int) -> Group:
+        root = Node(observation_ids=(1,))
+        root.add_child(leaf((2,) * (tokens - 1)))
+        return Group("q", [Tree(root)])
+
+    packs = pack_groups([of(6), of(7), of(4), of(3), of(10)], max_pack_tokens=10)
+    assert [columns(pack, "rows")["group"] for pack in packs] == [[0, 2], [1, 3], [4]]
+    assert [len(table(pack, "tokens")) for pack in packs] == [10, 10, 10]
+
+
+def test_pairs_of_a_small_tree() -> None:
+    group = forked()
+    shared, last = group.trees[0].root.children
+    first, second, _ = shared.children
+    pairs = [Pair(second, first, 0.5), Pair(last, shared, 0.25)]
+    (pack,) = pack_pairs([group], max_pack_tokens=100, pairs=lambda _: pairs)
+    assert {str(k): v.tolist() for k, v in pack["pairs"].items()} == {
+        "winner": [4, 5],
+        "loser": [2, 0],
+        "margin": [0.5, 0.25],
+    }
+    assert columns(pack, "occurrences")["weight"] == [1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+    assert pack["pairs", "winner"].dtype == pack["pairs", "loser"].dtype == torch.int64
+    assert pack["pairs", "margin"].dtype == torch.float32
+    # Under a budget that the tree does not fit, turns of one parent stay together.
+    parts = pack_pairs([group], max_pack_tokens=9, pairs=lambda _: pairs)
+    assert [part["pairs", "margin"].tolist() for part in parts] == [[0.25], [0.5]]
+    assert [columns(part, "tokens")["ids"] for part in parts] == [[11, 12, 3, 4, 5, 2], [11, 12, 3, 4, 5, 6, 7, 8, 9]]
+
+
+def test_refusals_say_what_was_found() -> None:
+    with pytest.raises(ConfigError, match=r"^max_pack_tokens must be at least 1, found 0$"):
+        pack_groups([], max_pack_tokens=0)
+    with pytest.raises(ConfigError, match=r"^max_pack_tokens must be at least 1, found 0$"):
+        pack_pairs([], max_pack_tokens=0, pairs=sibling_pairs)
+    with pytest.raises(ConfigError, match=r"^shared_turns must be 'per_leaf' or 'once', found 'twice'$"):
+        pack_groups([], max_pack_tokens=1, shared_turns="twice")  # type: ignore[arg-type]
+    assert pack_groups([], max_pack_tokens=1) == []
+    group = forked()
+    turns = [np.zeros(2), np.zeros(2), np.zeros(2), np.zeros(1)]
+    packs = pack_groups([group], max_pack_tokens=100)
+    wrong: list[tuple[Advantages, str]] = [
+        (Advantages("turn", (tuple(turns[:3]),)), r"^no advantages for group 0, scored leaf 3; credit must run over"),
+        (
+            Advantages("turn", ((np.zeros(1), *turns[1:]),)),
+            r"^group 0, scored leaf 0: expected at least 2 advantages \(one a turn\), found 1$",
+        ),
+        (
+            Advantages("token", ((np.zeros(4), *turns[1:]),)),
+            r"^group 0, scored leaf 0: expected at least 3 advantages \(one a token\), found 4$",
+        ),
+        (
+            Advantages("turn", (tuple(turns),), returns=((np.zeros(3), np.zeros(4), np.zeros(1), np.zeros(1)),)),
+            r"^group 0, scored leaf 2: expected at least 2 returns \(one a token\), found 1$",
+        ),
+        (
+            Advantages("turn", (tuple(turns),), weights=((np.full(2, np.inf), *turns[1:]),)),
+            r"^group 0, scored leaf 0: weights must be finite, found \[inf inf\]$",
+        ),
+    ]
+    for advantages, words in wrong:
+        with pytest.raises(DataError, match=words):
+            write_advantages(packs, advantages)
+
+
+def test_what_is_written_are_float32_numbers() -> None:
+    packs = pack_groups([forked()], max_pack_tokens=100)
+    ones: Any = [[1, 2], [1, 2], [1], [3]]
+    returns = tuple(np.arange(n, dtype=np.float64) for n in (3, 4, 2, 1))
+    write_advantages(packs, Advantages("turn", (tuple(ones),), returns=(returns,), weights=(tuple(ones),)))
+    found = columns(packs[0], "occurrences")
+    assert found["advantage"] == found["weight"] == [1.0, 1.0, 2.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 3.0]
+    assert found["ret"] == [0.0, 1.0, 2.0, 0.0, 1.0, 2.0, 3.0, 0.0, 1.0, 0.0]
+    for name in ("advantage", "weight", "ret"):
+        assert column(packs[0], "occurrences", name).dtype == torch.float32
+
+
+def test_columns_of_turns_of_a_small_pack() -> None:
+    group = forked()
+    shared, last = group.trees[0].root.children
+    found = turn_columns(pack_groups([group], max_pack_tokens=9), [group], "sampler_logp")
+    wanted = {shared: [-1.5, -2.0], last: [-1.0]}
+    wanted |= dict(zip(shared.children, ([-3.0], [-3.5, -4.0], []), strict=True))
+    assert {node: values.tolist() for node, values in found.items()} == wanted
+    assert all(values.dtype == np.float64 for values in found.values())
