@@ -601,3 +601,159 @@ def test_columns_of_other_lengths_are_refused() -> None:
     occ = occurrences(0)
     with pytest.raises(ValueError, match="advantage has shape"):
         replace(occ, advantage=occ.advantage[1:])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            {"turn_ratio": "product"},
+            "turn_ratio=product pools the tokens of a turn or sequence; with ratio=token there is no pool",
+        ),
+        (
+            {"ratio_gradient": "true"},
+            "ratio_gradient=true differentiates a pooled ratio; with ratio=token both forms are the same",
+        ),
+        (
+            {"clip": "cispo", "ratio": "turn", "ratio_gradient": "true"},
+            "clip=cispo takes the ratio as a constant weight; ratio_gradient=true would have no effect",
+        ),
+        (
+            {"clip": "cispo", "dual_clip": 3.0},
+            "clip=cispo bounds the weight by 1 + clip_high on its own; set dual_clip to None",
+        ),
+        ({"ratio": "step"}, "ratio must be 'token', 'turn' or 'sequence', found 'step'"),
+        (
+            {"clip_low": True},
+            "clip_low=True, clip_high=0.2: expected 0 <= clip_low <= 1 (no ratio is below 0) and clip_high >= 0",
+        ),
+        (
+            {"by_turns": [{"max_turns": 1, "clip_high": -0.1}]},
+            "by_turns[0].clip_low=0.2, by_turns[0].clip_high=-0.1: expected 0 <= clip_low <= 1 (no ratio is below 0) "
+            "and clip_high >= 0",
+        ),
+        ({"by_turns": [{"max_turns": True}]}, "by_turns[0].max_turns=True: expected a whole number of at least 1"),
+    ],
+)
+def test_refusals_say_why(wrong: dict[str, Any], message: str) -> None:
+    occ = occurrences(0)
+    with pytest.raises(ConfigError) as refusal:
+        policy_loss(occ, denominators(occ), **wrong)
+    assert str(refusal.value) == message
+
+
+def test_ranges_at_their_ends_are_taken() -> None:
+    occ = occurrences(0)
+    for low, high in ((0, 0), (1, 0.0), (1.0, 7)):
+        assert torch.isfinite(policy_loss(occ, denominators(occ), clip_low=low, clip_high=high).loss)
+    assert torch.isfinite(policy_loss(occ, denominators(occ), dual_clip=1.0000001).loss)
+    (band,) = make_bands([{"max_turns": 1, "clip_low": 1, "clip_high": 0}], ratio="turn", clip_low=0.1, clip_high=0.2)
+    assert (band.max_turns, band.ratio, band.clip_low, band.clip_high) == (1, "turn", 1.0, 0.0)
+    assert isinstance(band.clip_low, float)
+    assert isinstance(band.clip_high, float)
+
+
+SPELLED: list[tuple[Callable[..., PolicyLoss | ValueLoss], dict[str, Any]]] = [
+    (
+        policy_loss,
+        {
+            "ratio": "token",
+            "turn_ratio": "geometric",
+            "ratio_gradient": "straight_through",
+            "clip": "hard",
+            "clip_low": 0.2,
+            "clip_high": 0.2,
+            "dual_clip": None,
+            "by_turns": (),
+            "aggregation": "token-mean",
+        },
+    ),
+    (nll, {"aggregation": "token-mean"}),
+    (value_loss, {"clip": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("loss", "options"), SPELLED)
+def test_losses_default_to_ppos_options(loss: Callable[..., Any], options: dict[str, Any]) -> None:
+    occ = occurrences(3, leaves=12, noise=3.0)
+    plain, spelled = numbers(loss(occ, denominators(occ))), numbers(loss(occ, denominators(occ), **options))
+    assert plain.keys() == spelled.keys()
+    for name, value in plain.items():
+        torch.testing.assert_close(value, spelled[name], rtol=0, atol=0)
+    if loss is not nll:
+        assert 0 < float(plain["clip_fraction"]) < 1
+
+
+def test_functions_below_default_to_the_plain_forms() -> None:
+    occ = occurrences(3, leaves=12, noise=3.0)
+    geometric = importance_ratio(occ, level="turn", turn_ratio="geometric", gradient="straight_through", by_turns=())
+    assert importance_ratio(occ, level="turn").equal(geometric)
+    ratio = importance_ratio(occ, level="token")
+    spelled = clipped_surrogate(ratio, occ.advantage, clip_low=0.2, clip_high=0.2, dual_clip=None, clip="hard")
+    for ours, theirs in zip(clipped_surrogate(ratio, occ.advantage, clip_low=0.2, clip_high=0.2), spelled, strict=True):
+        assert ours.equal(theirs)
+    plain = ratio_metrics(occ, denominators(occ), level="turn")
+    options: dict[str, Any] = {"turn_ratio": "geometric", "clip": "hard", "clip_low": 0.2, "clip_high": 0.2}
+    for name, value in ratio_metrics(occ, denominators(occ), level="turn", by_turns=(), **options).items():
+        assert plain[name].equal(value)
+    assert float(plain["clip_fraction_turn"]) > 0
+    assert kl_rewards(occ.logp, occ.old_logp).equal(kl_rewards(occ.logp, occ.old_logp, kind="k1"))
+    entropy = torch.arange(len(occ.weight), dtype=torch.float64)
+    balanced = entropy_balanced(occ.advantage, entropy, occ.weight)
+    assert balanced.equal(entropy_balanced(occ.advantage, entropy, occ.weight, coef=0.2))
+    total = Denominators(0.0, 0.0, 0.0, pairs=5.0)
+    assert step_dpo(pairs(1), total).loss.equal(step_dpo(pairs(1), total, beta=0.1).loss)
+
+
+def test_words_of_losses_are_checked_where_they_are_used() -> None:
+    occ = occurrences(0)
+    wrong: Any = "odd"
+    with pytest.raises(ConfigError, match=r"^ratio_gradient must be 'straight_through' or 'true', found 'odd'$"):
+        importance_ratio(occ, level="turn", gradient=wrong)
+    with pytest.raises(ConfigError, match=r"^turn_ratio must be 'geometric' or 'product', found 'odd'$"):
+        importance_ratio(occ, level="turn", turn_ratio=wrong)
+    with pytest.raises(ConfigError, match=r"^ratio must be 'token', 'turn' or 'sequence', found 'odd'$"):
+        importance_ratio(occ, level=wrong)
+    with pytest.raises(ConfigError, match=r"^aggregation must be one of token-mean, .*, found 'odd'$"):
+        aggregate(occ.logp, occ, denominators(occ), how=wrong)
+    with pytest.raises(ConfigError, match=r"^a clipped surrogate is 'hard', 'soft' or 'soft_upper', found 'odd'$"):
+        clipped_surrogate(occ.logp, occ.advantage, clip_low=0.1, clip_high=0.1, clip=wrong)
+    with pytest.raises(ConfigError, match=r"^dual_clip must be above 1 or None, found 1\.0$"):
+        clipped_surrogate(occ.logp, occ.advantage, clip_low=0.1, clip_high=0.1, dual_clip=1.0)
+    with pytest.raises(ConfigError) as refusal:
+        value_loss(replace(occ, value=None), denominators(occ))
+    said = "the value loss needs values and returns; train with a value head and a rule that gives returns"
+    assert str(refusal.value) == said
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "mse", "k3", "low_var_kl", "abs"])
+def test_kl_estimates_by_hand(kind: str) -> None:
+    logp = torch.tensor([-1.0, -2.0, -1.0, -30.0], dtype=torch.float64)
+    ref = torch.tensor([-1.5, -1.0, -1.0, -1.0], dtype=torch.float64)
+    gap = [0.5, -1.0, 0.0, -29.0]
+    wanted = {
+        "k1": gap,
+        "k2": [0.125, 0.5, 0.0, 420.5],
+        "k3": [math.exp(-0.5) + 0.5 - 1, math.e - 2, 0.0, 10.0],
+        "abs": [0.5, 1.0, 0.0, 29.0],
+    }[{"mse": "k2", "low_var_kl": "k3"}.get(kind, kind)]
+    torch.testing.assert_close(kl_estimate(logp, ref, kind=kind), torch.tensor(wanted, dtype=torch.float64))
+
+
+def test_denominators_by_hand() -> None:
+    weight = torch.tensor([1.0, 0.5, 0.0, 0.0, 0.25])
+    leaf, turn = torch.tensor([0, 0, 0, 1, 2]), torch.tensor([0, 0, 1, 2, 3])
+    found = Denominators.of_occurrences(weight, leaf, n_leaves=4, turn=turn)
+    # Two leaves have weight, the longest two such tokens; the turns' means are 0.75, 0, 0 and 0.25.
+    assert found == Denominators(weight=1.75, rows=2.0, width=2.0, turns=1.0, pairs=0.0)
+    assert Denominators.of_occurrences(weight, leaf, n_leaves=4).turns == 0.0
+    assert Denominators.of([]) == Denominators(0.0, 0.0, 0.0, 0.0, 0.0)
+    assert Denominators.of([], width=7.0).width == 7.0
+
+
+def test_entropy_balanced_by_hand() -> None:
+    advantage, entropy = torch.tensor([1.0, -2.0, 3.0, 1.0]), torch.tensor([1.0, 2.0, 3.0, 9.0])
+    weight = torch.tensor([1.0, 0.5, 1.0, 0.0])
+    torch.testing.assert_close(
+        entropy_balanced(advantage, entropy, weight, coef=0.5), torch.tensor([0.5, -2.0, 4.5, 1.0])
+    )
