@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from turntree.errors import SearchIndexError
 
-__all__ = ["append_array", "building", "cut", "map_array", "read_json", "write_array", "write_json"]
+__all__ = ["append_array", "building", "cut", "holds_others", "map_array", "read_json", "write_array", "write_json"]
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -40,6 +40,11 @@ def read_json(path: Path, *, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SearchIndexError(f"{path}: expected {what}, found a {type(value).__name__}; build it again")
     return value
+
+
+def holds_others(folder: Path, state: str) -> bool:
+    """Whether a folder holds more than a build leaves that was killed while it wrote its first file, ``state``."""
+    return any(path.name != f"{state}.part" for path in folder.iterdir())
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from turntree.errors import CapacityError, ConfigError, SearchIndexError
-from turntree.search_backend.files import building, read_json, write_json
+from turntree.search_backend.files import building, holds_others, read_json, write_json
 from turntree.search_backend.machine import available_memory, free_disk, human_bytes
 from turntree.search_backend.passage import SearchBackend
 from turntree.search_backend.selftest import self_test
@@ -240,7 +240,7 @@ def _make_room(folder: Path, request: Mapping[str, Any], *, replace: bool) -> No
         there = {key: read_manifest(folder)[key] for key in ("kind", "settings")}
     elif (folder / _REQUEST).is_file():
         there = read_json(folder / _REQUEST, what="the request of a build")
-    elif any(folder.iterdir()):
+    elif holds_others(folder, _REQUEST):
         raise SearchIndexError(f"expected an index or an empty folder, found other files in {folder}; choose another")
     else:
         return

@@ -89,7 +89,8 @@ def _object_layout(text: bytes, *, whole: bool) -> Layout:
     """One object a line, or one object in all, whose keys are titles or ids?"""
     line, newline, rest = text.partition(b"\n")
     if line.strip() == b"{":
-        return "json_dict"
+        # A row on several lines (as jq prints it) is no document from title to text: the reader of rows refuses it.
+        return "jsonl" if _starts_a_row(b"{" + rest) else "json_dict"
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

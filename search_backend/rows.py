@@ -61,11 +61,12 @@ def passage_of(row: Any, where: str, *, default_id: str | None = None) -> Passag
         key = "idx"
     if (key is None and default_id is None) or not ("contents" in row or "text" in row):
         raise DataError(f"{where}: expected {_EXPECTED}, found the keys {sorted(row)}")
-    title, text = (
-        parse_contents(string_at(row, "contents", where))
-        if "contents" in row
-        else (string_at(row, "title", where).strip(), string_at(row, "text", where).strip())
-    )
+    named = string_at(row, "title", where).strip()
+    if "contents" in row:
+        head, text = parse_contents(string_at(row, "contents", where))
+        title = head or named
+    else:
+        title, text = named, string_at(row, "text", where).strip()
     if not title and not text:
         raise DataError(f"{where}: expected a title or a text, found neither; remove the row")
     value = default_id if key is None else row[key]

@@ -59,8 +59,9 @@ class Scorer:
     def __init__(self, matrix: Matrix, *, engine: Engine = "auto", threads: int | None = None) -> None:
         if engine not in ("auto", "numpy", "numba"):
             raise ConfigError(f"BM25: expected engine auto, numpy or numba, found {engine!r}")
-        if threads is not None and threads < 1:
-            raise ConfigError(f"BM25: expected threads >= 1, found {threads}")
+        whole = isinstance(threads, int) and not isinstance(threads, bool)
+        if threads is not None and (not whole or threads < 1):
+            raise ConfigError(f"BM25: expected threads >= 1, found {threads!r}")
         self.matrix = matrix
         self.engine: Literal["numpy", "numba"] = _choose(engine, matrix.rows)
         self.threads = threads or cores()

@@ -18,6 +18,7 @@ from turntree.search_backend.files import (
     append_array,
     building,
     cut,
+    holds_others,
     map_array,
     read_json,
     write_array,
@@ -300,8 +301,10 @@ class _Builder:
         if resumed:
             state = self._resumed()
             self._expect(state.source, source)
-        elif any(self._folder.iterdir()):
+        elif holds_others(self._folder, _STATE):
             raise SearchIndexError(f"expected an empty or new folder, found files in {self._folder}; choose another")
+        else:
+            write_json(self._folder / _STATE, asdict(state))  # before any other file: a kill is known as one
         self.write(read_passages(self._path, Place(state.number, state.offset)), state)
 
     def _resumed(self) -> _State:

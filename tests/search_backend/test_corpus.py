@@ -54,6 +54,14 @@ def test_saved_corpus_loads_back(tmp_path: Path) -> None:
     assert b"\r" not in (tmp_path / "c.jsonl").read_bytes()
 
 
+def test_a_title_beside_contents_without_one_is_kept(tmp_path: Path) -> None:
+    rows = row(id="1", title="Oslo", contents="A city."), row(id="2", title="other", contents='"Rome"\nA city.')
+    assert load_corpus(write(tmp_path / "c.jsonl", *rows)) == [
+        Passage("1", "Oslo", "A city."),
+        Passage("2", "Rome", "A city."),
+    ]
+
+
 def test_a_title_with_a_line_break_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="title on one line"):
         save_corpus(tmp_path / "c.jsonl", [Passage("a", "two\nlines", "text")])

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,56 @@ def test_an_index_folder_is_whole_and_can_be_moved(tmp_path: Path, corpus: Path)
     assert again.search(["number7"], k=3) == found
     assert again.fingerprint == backend.fingerprint
     assert list(open_store(tmp_path / "moved")) == PASSAGES
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from turntree.search_backend import postings, store, terms
+from turntree.search_backend.index import build_index
+import turntree.search_backend.lexical, bm25s
+
+store._CHUNK = terms.BLOCK = 25
+postings._SORT_BYTES = 800
+corpus, out, last = Path(sys.argv[1]), Path(sys.argv[2]), [0, 0]
+
+def watch(event, args):
+    if last[0] and event in ("open", "os.rename", "os.remove", "os.truncate", "os.mkdir") and str(out) in str(args[0]):
+        last[1] += 1
+        if last[1] == last[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(watch)
+
+def built(folder, step):
+    pid = os.fork()
+    if not pid:
+        last[:] = [step, 0]
+        build_index(corpus, folder, kind="bm25")
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+assert built(out / "whole", 0)
+step, killed = 1, 0
+while not built(out / str(step), step):
+    killed += 1
+    assert built(out / str(step), 0), f"killed at step {step}: it does not go on"
+    assert contents(out / str(step)) == contents(out / "whole"), f"killed at step {step}: other bytes"
+    step += 1 if step < 24 else 11
+print(killed)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
+def test_a_build_goes_on_wherever_it_was_killed(tmp_path: Path, corpus: Path) -> None:
+    """Before each file that it opens, renames or removes: all of the first ones, some of the rest."""
+    command = [sys.executable, "-c", KILLED, str(corpus), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout) >= 30
 
 
 def test_several_indexes_share_a_store(tmp_path: Path, corpus: Path) -> None:

@@ -137,6 +137,7 @@ def test_reading_goes_on_from_any_place(tmp_path: Path, name: str) -> None:
         ('{"T": "text"}\n{"U": "text"}', "jsonl"),
         ('{"T": "text"}', "json_dict"),
         ('{\n"T": "text"}', "json_dict"),
+        ('{\n  "id": "1",\n  "text": "x"\n}', "jsonl"),  # a row on several lines, which is refused
         ("", "jsonl"),
         ("a\tb", "tsv"),
     ],

@@ -98,8 +98,9 @@ def test_options_are_checked(tmp_path: Path) -> None:
         KIND.open(backend.store, tmp_path / "index", {"settings": KIND.settings({})}, engine="c")
     with pytest.raises(ConfigError, match="no search option 'nprobe'"):
         KIND.open(backend.store, tmp_path / "index", {"settings": KIND.settings({})}, nprobe=3)
-    with pytest.raises(ConfigError, match="threads >= 1"):
-        KIND.open(backend.store, tmp_path / "index", {"settings": KIND.settings({})}, threads=0)
+    for threads in (0, "two", True, 1.5):
+        with pytest.raises(ConfigError, match=f"threads >= 1, found {threads!r}"):
+            KIND.open(backend.store, tmp_path / "index", {"settings": KIND.settings({})}, threads=threads)
     with pytest.raises(RetrievalError, match="k >= 1"):
         backend.search(["red"], k=0)
     assert isinstance(backend, SearchBackend)
