@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from turntree.errors import DataError
 from turntree.trainers.import_config.settings import Launch, Note, Setting
 
 __all__ = ["read_yaml"]
+
+_MOST = 20_000
 
 
 def read_yaml(path: Path) -> Launch:
@@ -22,11 +25,16 @@ def read_yaml(path: Path) -> Launch:
 
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise DataError(f"{path}: expected a YAML configuration, found one that is nested too deeply") from error
+    except (yaml.YAMLError, ValueError) as error:
         raise DataError(f"{path}: expected a YAML configuration, found {' '.join(str(error).split())}") from error
     if not isinstance(root, yaml.MappingNode):
         raise DataError(f"{path}: expected a mapping of sections such as data, actor_rollout_ref, trainer, found none")
-    leaves = {key: (value, line) for key, value, line in _leaves(root, "")}
+    found = list(islice(_checked(root, path), _MOST + 1))
+    if len(found) > _MOST:
+        raise DataError(f"{path}: expected at most {_MOST} settings, found more; an alias (*name) may repeat itself")
+    leaves = {key: (value, line) for key, value, line in found}
     settings, notes = [], []
     for key, (value, line) in leaves.items():
         if key.split(".")[0] in ("defaults", "hydra"):
@@ -35,6 +43,13 @@ def read_yaml(path: Path) -> Launch:
         text, unresolved = _resolved(value, leaves)
         settings.append(Setting(key, text, line, unresolved))
     return Launch(path.name, "", tuple(settings), tuple(notes))
+
+
+def _checked(root: Any, path: Path) -> Iterator[tuple[str, str, int]]:
+    try:
+        yield from _leaves(root, "")
+    except RecursionError as error:
+        raise DataError(f"{path}: expected settings, found an alias (*name) that holds itself") from error
 
 
 def _leaves(node: Any, prefix: str) -> Iterator[tuple[str, str, int]]:
