@@ -257,9 +257,7 @@ class PolicyObjective(LossModule):  # type: ignore[misc]
 
     def _mismatch(self, occurrences: Occurrences, total: Denominators) -> Tensor:
         """Weighted mean of |old - sampler log-prob|: how far the engine's numbers are from the trainer's."""
-        if occurrences.sampler_logp is None:
-            return occurrences.logp.new_zeros(())
-        gap = (occurrences.old_logp.detach() - occurrences.sampler_logp).abs()
+        gap = (occurrences.old_logp.detach() - cast("Tensor", occurrences.sampler_logp)).abs()
         return aggregate(gap, occurrences, total, how="token-mean")
 
 

@@ -490,6 +490,7 @@ def test_explained_variance_is_that_of_numpy(seed: int) -> None:
         assert found == pytest.approx(1 - (ret - value).var() / ret.var(), abs=1e-6)
     level = replace(occ, ret=torch.full_like(occ.ret, 0.7))
     assert explained_variance(value_loss(level, denominators(level)).moments) == 0.0
+    assert explained_variance(torch.zeros(5)) == 0.0
 
 
 def test_a_turn_that_trajectories_share_regresses_to_the_mean_of_its_returns() -> None:
