@@ -90,7 +90,7 @@ class Guard:
 
     def _check_host(self, headers: MutableMapping[str, str]) -> str:
         given = headers.get("host", "")
-        name = (urlsplit(f"//{given}").hostname or "") if _plain_host(given) else ""
+        name = _hostname(given) if _plain_host(given) else ""
         if not name or not (is_loopback(name) or name in self.hosts):
             raise _RefusedError(421, f"this page is served to localhost, found Host {given[:100]!r}")
         return given
@@ -124,7 +124,7 @@ def _plain_host(given: str) -> bool:
 def _check_origin(headers: MutableMapping[str, str], host: str, *, unsafe: bool) -> None:
     """Refuse what other sites' pages send. Browsers tell where a request comes from; other clients send neither."""
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != host:
+    if origin is not None and _netloc(origin) != host:
         raise _RefusedError(403, f"a page of {origin[:100]!r} may not ask this server")
     site = headers.get("sec-fetch-site", "none")
     if site not in ("none", "same-origin") and (unsafe or headers.get("sec-fetch-mode") != "navigate"):
@@ -132,6 +132,22 @@ def _check_origin(headers: MutableMapping[str, str], host: str, *, unsafe: bool)
     if unsafe and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         # What a form of another site can send without being asked for permission is never JSON.
         raise _RefusedError(415, "expected Content-Type application/json")
+
+
+def _hostname(given: str) -> str:
+    """The name in a Host header without its port; '' for what is none."""
+    try:
+        return urlsplit(f"//{given}").hostname or ""
+    except ValueError:  # half of an IPv6 address
+        return ""
+
+
+def _netloc(origin: str) -> str | None:
+    """Host and port of an origin; None for what is no address."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _same(given: str, expected: str) -> bool:
