@@ -18,6 +18,7 @@ from turntree.envs.grammar import (
     PlannerGrammar,
     TagGrammar,
     TurnRecord,
+    complete_turn,
     reading_tools,
     speaking,
 )
@@ -204,6 +205,30 @@ def test_a_grammar_that_cannot_read_its_tools_says_which_and_why() -> None:
         reading_tools(object(), TOOLS)  # type: ignore[arg-type]
     plain = Mute()
     assert reading_tools(plain, ()) is plain
+
+
+def test_a_tool_whose_schema_gives_no_example_is_taken_untried() -> None:
+    pattern = FrozenDict(
+        {"type": "object", "properties": {"code": {"pattern": "^[A-Z]{3}[0-9]$"}}, "required": ["code"]}
+    )
+    tool = ToolSpec("lookup", "Looks up a code.", pattern)
+    assert reading_tools(Mute(), [tool]) == Mute().with_tools([tool])
+
+
+def test_a_grammar_without_tools_cannot_be_a_planners() -> None:
+    with pytest.raises(ConfigError, match="object cannot learn a planner's ending: it has no with_tools and write"):
+        PlannerGrammar(object())  # type: ignore[arg-type]
+
+
+def test_a_closing_tag_that_the_engine_cut_off_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    assert complete_turn("<search>q", None) == "<search>q"
+    assert complete_turn("<search>q</search>", "</search>") == "<search>q</search>"
+    with caplog.at_level("WARNING"):
+        assert [complete_turn("<seek>q", "</seek>") for _ in range(2)] == ["<seek>q</seek>"] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "the engine removed the stop string '</seek>' from a turn; it was put back for parsing. Set the engine to "
+        "include stop strings, so that the trained tokens hold the closing tag"
+    ]
 
 
 def test_a_language_is_set_on_grammars_that_have_it() -> None:
