@@ -12,13 +12,16 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM := false
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
-.PHONY: docs venv venv-vllm vllm-cpu quickstart lint types test unit wheel smoke test-slow test-gpu bench clean help
+.PHONY: docs venv venv-vllm vllm-cpu quickstart lint types test unit wheel smoke test-slow test-gpu \
+	mutants coverage bench clean help
 
 help:
 	@echo "make quickstart   cold start, tree rollouts, updates, evaluation on a generated world (minutes, CPU)"
 	@echo "make test         lint, types, unit tests and laws, wheel, quickstart smoke"
 	@echo "make test-slow    what takes longer: kill tests, real model, benchmarks in --quick form"
 	@echo "make test-gpu     what needs a GPU (skipped, with the reason, where there is none)"
+	@echo "make coverage     branches of the rooms that results rest on, as their own tests take them; ARGS='credit ...'"
+	@echo "make mutants      the same rooms with faults put in: hours; ARGS='credit --sample 150'"
 	@echo "make docs         the documentation as a site in site/; warnings are errors"
 	@echo "make venv         only the set-up: .venv/bin/turntree, .venv/bin/python"
 	@echo "make venv-vllm    the set-up with vLLM for CPU machines (engine=vllm); with a GPU: pip install 'turntree[vllm]'"
@@ -80,6 +83,13 @@ test-slow: venv-vllm
 # On a machine with a GPU, after `pip install 'turntree[vllm]'`: what no CPU can test.
 test-gpu: venv
 	$(PYTEST) -ra tests/gpu $(ARGS)
+
+# The tests of the tests: see tests/rooms.py and docs/testing.md.
+coverage: venv
+	$(BIN)/python tests/rooms.py coverage $(ARGS)
+
+mutants: venv
+	$(BIN)/python tests/rooms.py mutants $(ARGS)
 
 docs: venv
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
