@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import shutil
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -24,6 +22,9 @@ import numpy as np
 
 from turntree.errors import CheckpointError
 from turntree.trainers.atomic import sync_file, sync_folder, write_json
+from turntree.trainers.fingerprint import check_fingerprint, config_fingerprint
+from turntree.trainers.tensor_json import decode, encode
+from turntree.trainers.tied_weights import without_copies
 
 if TYPE_CHECKING:
     import torch
@@ -248,46 +249,6 @@ def _best_pointer(folder: Path) -> Path | None:
         raise CheckpointError(f"{pointer} is not a pointer to a checkpoint ({error}); delete it") from error
 
 
-# The configuration ----------------------------------------------------------------------------------------------------
-
-
-def config_fingerprint(config: Mapping[str, Any], sections: Sequence[str]) -> dict[str, Any]:
-    """The part of a configuration that a resumed run must share, as flat dotted keys.
-
-    ``sections`` are dotted paths (``"algorithm"``, ``"model.path"``); all keys below them count, absent ones are left
-    out. Values become JSON data.
-    """
-    flat: dict[str, Any] = {}
-    for section in sections:
-        value: Any = config
-        for part in section.split("."):
-            value = value[part] if isinstance(value, Mapping) and part in value else None
-        _flatten_config(section, value, flat)
-    return flat
-
-
-def check_fingerprint(saved: Mapping[str, Any] | None, current: Mapping[str, Any], *, source: Path) -> None:
-    """Raise :class:`CheckpointError` listing each key whose value differs between ``saved`` and ``current``."""
-    saved, now = saved or {}, json.loads(json.dumps(current, default=str))
-    differing = [key for key in sorted({*saved, *now}) if saved.get(key) != now.get(key)]
-    if differing:
-        lines = "\n".join(f"  {key}: {saved.get(key)!r} there, {now.get(key)!r} now" for key in differing)
-        raise CheckpointError(
-            f"{source} was made with another configuration:\n{lines}\n"
-            "Set these keys back to resume, or start a new run in another folder"
-        )
-
-
-def _flatten_config(key: str, value: Any, flat: dict[str, Any]) -> None:
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            _flatten_config(f"{key}.{name}", item, flat)
-    elif isinstance(value, float) and not math.isfinite(value):
-        flat[key] = str(value)
-    elif value is not None:
-        flat[key] = json.loads(json.dumps(value, default=str))
-
-
 # Writing --------------------------------------------------------------------------------------------------------------
 
 
@@ -296,11 +257,11 @@ def _write_files(
 ) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    weights, tied = _weights(model)
+    weights, tied = without_copies(model)
     # transformers' loader wants to know the framework.
     _save_tensors(weights, folder / _MODEL, {"format": "pt"})
     tensors: dict[str, torch.Tensor] = {}
-    structure = _encode(payload, "", tensors)
+    structure = encode(payload, "", tensors)
     _save_tensors(tensors, folder / _TENSORS, None)
     write_json(folder / _STATE, structure)
     files = {name: _describe(folder / name) for name in (_MODEL, _TENSORS, _STATE)}
@@ -318,47 +279,6 @@ def _save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[s
     except SafetensorError as error:
         raise OSError(f"{path.name}: {error}") from error
     sync_file(path)
-
-
-def _weights(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The state dict with each tied tensor once, and the names left out: ``{dropped: kept}``.
-
-    Of tied names the one that Hugging Face would save stays (``_tied_weights_keys`` lists those that it drops).
-    """
-    state = model.state_dict()
-    droppable = _tied_patterns(model)
-    kept_names: dict[tuple[Any, ...], str] = {}
-    for name in sorted(state, key=lambda name: any(re.search(pattern, name) for pattern in droppable)):
-        kept_names.setdefault(_identity(name, state[name]), name)
-    kept = {n: t for n, t in state.items() if kept_names[_identity(n, t)] == n}
-    uses = Counter(t.untyped_storage().data_ptr() for t in kept.values())
-    weights = {n: _storable(t, alone=uses[t.untyped_storage().data_ptr()] == 1) for n, t in kept.items()}
-    tied = {n: first for n, t in state.items() if (first := kept_names[_identity(n, t)]) != n}
-    return weights, tied
-
-
-def _tied_patterns(model: nn.Module) -> list[str]:
-    """Names, as regular expressions, that each Hugging Face submodule declares as copies of another tensor."""
-    patterns: list[str] = []
-    for module_name, module in model.named_modules():
-        declared: Iterable[str] = getattr(module, "_tied_weights_keys", None) or ()
-        prefix = f"^{re.escape(module_name)}\\." if module_name else "^"
-        patterns.extend(prefix + str(name).removeprefix("^") for name in declared)
-    return patterns
-
-
-def _identity(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Equal for two names of one tensor; an empty tensor has no address to share."""
-    if tensor.numel() == 0:
-        return (name,)
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-
-
-def _storable(tensor: torch.Tensor, *, alone: bool) -> torch.Tensor:
-    """On the CPU, contiguous, sharing memory with nothing else that is saved; copied only where that needs it."""
-    tensor = tensor.detach().cpu().contiguous()
-    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    return tensor if alone and whole else tensor.clone()
 
 
 def _describe(path: Path) -> dict[str, Any]:
@@ -429,7 +349,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _read_payload(path: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
-    payload: dict[str, Any] = _decode(json.loads((path / _STATE).read_bytes()), load_file(path / _TENSORS))
+    payload: dict[str, Any] = decode(json.loads((path / _STATE).read_bytes()), load_file(path / _TENSORS))
     return payload
 
 
@@ -484,73 +404,3 @@ def _restore_generators(states: Mapping[str, Any], generators: Generators) -> No
     torch.set_rng_state(states["torch_cpu"])
     if torch.cuda.is_available() and len(states.get("torch_cuda", ())) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(states["torch_cuda"])
-
-
-# Python values as JSON + tensors --------------------------------------------------------------------------------------
-#
-# What JSON lacks is written as an object with one of these keys. A dict that is not plain (other keys than strings,
-# or one of these) is written as its list of pairs.
-
-_TAGS = frozenset({"$tensor", "$array", "$tuple", "$dict", "$float"})
-
-
-def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
-    import torch
-
-    if value is None or isinstance(value, (bool, str)) or type(value) is int:
-        return value
-    if isinstance(value, torch.Tensor):
-        return {"$tensor": _add(value, where, tensors)}
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return {"$array": _add(torch.from_numpy(np.array(value)), where, tensors)}
-    if isinstance(value, np.generic):
-        return _encode(value.item(), where, tensors)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"$float": str(float(value))}
-    if isinstance(value, Mapping):
-        return _encode_mapping(value, where, tensors)
-    if isinstance(value, (list, tuple)):
-        items = [_encode(item, f"{where}/{i}", tensors) for i, item in enumerate(value)]
-        return {"$tuple": items} if isinstance(value, tuple) else items
-    raise CheckpointError(
-        f"checkpoint state at {where or '/'} is a {type(value).__name__}; expected JSON data, tuples, tensors or "
-        "numeric arrays. Convert it before saving: nothing is pickled"
-    )
-
-
-def _encode_mapping(value: Mapping[Any, Any], where: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    pairs = [(key, _encode(item, f"{where}/{key}", tensors)) for key, item in value.items()]
-    if all(isinstance(key, str) for key in value) and _TAGS.isdisjoint(value):
-        return dict(pairs)
-    return {"$dict": [[_encode(key, where, tensors), item] for key, item in pairs]}
-
-
-def _add(tensor: torch.Tensor, where: str, tensors: dict[str, torch.Tensor]) -> str:
-    key = f"{len(tensors):06d}{where}"
-    # Always a copy: two entries may share memory, which safetensors refuses.
-    tensors[key] = tensor.detach().cpu().clone().contiguous()
-    return key
-
-
-def _decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_decode(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if len(value) == 1 and (tag := next(iter(value))) in _TAGS:
-        return _decode_tagged(tag, value[tag], tensors)
-    return {key: _decode(item, tensors) for key, item in value.items()}
-
-
-def _decode_tagged(tag: str, body: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    match tag:
-        case "$tensor":
-            return tensors[body]
-        case "$array":
-            return tensors[body].numpy()
-        case "$tuple":
-            return tuple(_decode(item, tensors) for item in body)
-        case "$float":
-            return float(body)
-        case _:
-            return {_decode(key, tensors): _decode(item, tensors) for key, item in body}

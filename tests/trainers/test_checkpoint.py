@@ -31,6 +31,7 @@ from turntree.trainers.checkpoint import (
     mark_best,
     save_checkpoint,
 )
+from turntree.trainers.tensor_json import decode, encode
 
 
 class Bench:
@@ -149,8 +150,8 @@ values = st.recursive(
 @given(values)
 def test_any_plain_state_comes_back_with_its_types(value: Any) -> None:
     tensors: dict[str, torch.Tensor] = {}
-    encoded = json.loads(json.dumps(checkpoint._encode(value, "", tensors), allow_nan=False))
-    assert repr(checkpoint._decode(encoded, tensors)) == repr(value)
+    encoded = json.loads(json.dumps(encode(value, "", tensors), allow_nan=False))
+    assert repr(decode(encoded, tensors)) == repr(value)
 
 
 @pytest.mark.parametrize(
