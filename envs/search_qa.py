@@ -27,6 +27,7 @@ from turntree.envs.grammar import (
     reading_tools,
     speaking,
 )
+from turntree.envs.grammar.base import ObservationKind
 from turntree.envs.grammar.planner import FINISH
 from turntree.envs.language import normalizer_for
 from turntree.envs.limits import Limits, OnLength
@@ -260,18 +261,18 @@ class SearchQACore(TurnCore[SearchQAState]):
     def decode_state(self, data: Mapping[str, Any]) -> SearchQAState:
         """The inverse of :meth:`encode_state`; raises ``SnapshotError`` on anything else."""
         try:
-            turns = [TurnRecord(text, Action(k, arg), seen, kind) for text, k, arg, seen, kind in data["history"]]
+            turns = [_turn(*cells) for cells in data["history"]]
             return SearchQAState(
                 task=Question.from_json(data["task"]),
                 stream=RandomStream.from_json(data["stream"]),
                 history=History(turns),
-                searches=int(data["searches"]),
-                length_cuts=int(data["length_cuts"]),
-                stop_reason=str(data["stop_reason"]),
+                searches=_count(data["searches"]),
+                length_cuts=_count(data["length_cuts"]),
+                stop_reason=_text(data["stop_reason"]),
                 calls=FrozenDict(data["calls"]),
                 memory=FrozenDict(data["memory"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             raise SnapshotError(
                 f"expected the state of a SearchQA episode, found something else ({type(error).__name__}: {error})"
             ) from error
@@ -394,6 +395,25 @@ class SearchQACore(TurnCore[SearchQAState]):
             "tools": {name: tool_fingerprint(tool) for name, tool in self.tools.items() if name != "search"},
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _turn(text: Any, kind: Any, argument: Any, seen: Any, shown: Any) -> TurnRecord:
+    """A turn as it is stored. Raises ``ValueError``."""
+    if shown not in get_args(ObservationKind):
+        raise ValueError(f"expected one of {get_args(ObservationKind)}, found {shown!r:.80}")
+    return TurnRecord(_text(text), Action(_text(kind), _text(argument)), _text(seen), shown)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a text, found {value!r:.80}")
+    return value
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"expected a count, found {value!r:.80}")
+    return value
 
 
 def _observation_limit(

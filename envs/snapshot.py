@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -37,7 +38,9 @@ class RandomStream:
     def from_json(data: Iterable[int]) -> RandomStream:
         """The inverse of :meth:`to_json`; raises ``ValueError`` or ``TypeError`` on anything else."""
         seed, position = data
-        return RandomStream(int(seed), int(position))
+        if not isinstance(seed, int) or not isinstance(position, int) or min(seed, position) < 0:
+            raise ValueError(f"expected a seed and a position that are not negative, found {[seed, position]!r:.80}")
+        return RandomStream(seed, position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,10 @@ class Snapshot:
 
     @staticmethod
     def from_json(data: Mapping[str, Any], core: TurnCore[Any]) -> Snapshot:
-        """The inverse of :meth:`to_json`. Raises ``SnapshotError`` on another version, environment or shape."""
+        """The inverse of :meth:`to_json`. Raises ``SnapshotError`` on another version, environment or shape.
+
+        What is read must be what was written: a state that the core would write differently is refused, never bent.
+        """
         if not isinstance(data, Mapping):
             raise SnapshotError(f"expected a snapshot as a JSON object, found {type(data).__name__}")
         _check_version(data.get("version"))
@@ -87,20 +93,31 @@ class Snapshot:
         if missing:
             raise SnapshotError(f"the snapshot lacks {', '.join(missing)}; it was cut off or is something else")
         _check_fingerprint(data["fingerprint"], core.fingerprint)
+        for name, kind in _KINDS.items():
+            if not isinstance(data[name], kind):
+                raise SnapshotError(f"the snapshot's {name}: expected {_WORDS[kind]}, found {data[name]!r:.80}")
         try:
+            state = core.decode_state(data["state"])
+            again = core.encode_state(state)
+            if again != data["state"] and json.dumps(again) != json.dumps(data["state"]):
+                raise ValueError("it would be written differently than it was found: it was changed or damaged")
             return Snapshot(
                 fingerprint=data["fingerprint"],
-                state=core.decode_state(data["state"]),
-                observation=str(data["observation"]),
+                state=state,
+                observation=data["observation"],
                 info=FrozenDict(data["info"]),
-                done=bool(data["done"]),
+                done=data["done"],
                 np_random=FrozenDict(data["np_random"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             raise SnapshotError(
                 f"expected a snapshot of this environment, found something that cannot be read "
                 f"({type(error).__name__}: {error})"
             ) from error
+
+
+_KINDS: dict[str, type] = {"observation": str, "info": Mapping, "done": bool, "np_random": Mapping}
+_WORDS: dict[type, str] = {str: "a text", Mapping: "an object", bool: "true or false"}
 
 
 def _check_fingerprint(found: object, expected: str) -> None:
@@ -113,7 +130,7 @@ def _check_fingerprint(found: object, expected: str) -> None:
 
 
 def _check_version(version: object) -> None:
-    if version != FORMAT_VERSION:
+    if version != FORMAT_VERSION or isinstance(version, bool):
         raise SnapshotError(
             f"expected snapshot format version {FORMAT_VERSION}, found {version!r}; take the snapshot again with "
             "this version of turntree, or restore it with the version that wrote it"

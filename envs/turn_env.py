@@ -270,9 +270,12 @@ def _generator(state: Mapping[str, Any]) -> np.random.Generator:
     kind = getattr(np.random, name, None)
     if not (isinstance(kind, type) and issubclass(kind, np.random.BitGenerator)):
         raise SnapshotError(f"the snapshot's random state is of unknown kind {name!r}; expected one of numpy's")
-    bits = kind(0)
+    given = thaw(state)
     try:
-        bits.state = thaw(state)
-    except (KeyError, TypeError, ValueError) as error:
+        bits = kind(0)
+        bits.state = given
+        if kind is np.random.PCG64 and bits.state != given:  # the states of others hold arrays
+            raise ValueError(f"numpy takes it for {bits.state}")
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, NotImplementedError) as error:
         raise SnapshotError(f"the snapshot's random state cannot be read: {error}") from error
     return np.random.Generator(bits)

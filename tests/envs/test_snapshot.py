@@ -125,7 +125,7 @@ def test_a_damaged_state_is_refused(make_env: Callable[..., SearchQAEnv], key: s
     with pytest.raises(SnapshotError, match="SearchQA"):
         env.decode_snapshot(data)
     for field in ("info", "np_random"):
-        with pytest.raises(SnapshotError, match="cannot be read"):
+        with pytest.raises(SnapshotError, match="expected an object"):
             env.decode_snapshot(env.encode_snapshot(env.snapshot()) | {field: 5})
     del data["state"][key]
     with pytest.raises(SnapshotError, match="SearchQA"):
