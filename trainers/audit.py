@@ -81,7 +81,8 @@ class Audit:
     """What an audit found.
 
     ``judges``: the checker, then exact match and F1 of the answer. ``gains``: accuracy of the checker minus that of
-    each other judge, over the trajectories that both judged. ``agreement``: the share of pairs of votes on one
+    each other judge, over the trajectories that both judged. ``failures``: failed votes by kind, and ``examples``: the
+    message of the first one of each. ``agreement``: the share of pairs of votes on one
     trajectory that agree; ``kappa``: the same less what chance gives (Fleiss 1971). Tokens are those of replies that
     came now, with a verdict or without.
     """
@@ -98,6 +99,7 @@ class Audit:
     prompt_tokens: int
     completion_tokens: int
     failures: dict[str, int]
+    examples: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -114,6 +116,7 @@ class Audit:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "failures": self.failures,
+            "examples": self.examples,
         }
 
     def lines(self) -> list[str]:
@@ -134,7 +137,7 @@ class Audit:
             f"votes: {self.votes}, valid {self.valid_votes}, from the cache {self.cached_votes}; tokens: "
             f"{self.prompt_tokens} prompt, {self.completion_tokens} completion, {each:.1f} a trajectory"
         )
-        out += [f"failed votes: {kind} x {count}" for kind, count in sorted(self.failures.items())]
+        out += [f"failed votes: {kind} x {count}: {self.examples[kind]}" for kind, count in self.failures.items()]
         return out
 
 
@@ -184,7 +187,8 @@ def _once(checker: Checker, finished: Sequence[Finished]) -> list[float | Failed
 def _summary(scores: Mapping[str, Sequence[float | Failed]], labels: Sequence[bool], tallies: Sequence[Tally]) -> Audit:
     (_, own), *others = scores.items()
     votes = [vote for tally in tallies for vote in tally.votes]
-    failures = [vote.kind for vote in votes if isinstance(vote, Failed)]
+    lost = [vote for vote in votes if isinstance(vote, Failed)]
+    failures = [vote.kind for vote in lost]
     agreement, kappa = _agreement([tally.valid for tally in tallies])
     prompt, completion = (sum(tally.tokens[i] for tally in tallies) for i in (0, 1))
     return Audit(
@@ -200,6 +204,7 @@ def _summary(scores: Mapping[str, Sequence[float | Failed]], labels: Sequence[bo
         prompt_tokens=prompt,
         completion_tokens=completion,
         failures={kind: failures.count(kind) for kind in sorted(set(failures))},
+        examples={vote.kind: vote.message for vote in reversed(lost)},
     )
 
 

@@ -19,7 +19,7 @@ from turntree.envs.search_qa import SearchQACore, SearchQAState
 from turntree.envs.task import FrozenDict, Question
 from turntree.envs.tools import execute
 from turntree.envs.worlds import load_world
-from turntree.errors import DataError, RetrievalError
+from turntree.errors import ConfigError, DataError, RetrievalError
 from turntree.search_backend.bm25 import BM25Backend
 from turntree.trainers.atomic import atomic_file
 
@@ -126,6 +126,8 @@ def world_trajectories(
     Complete: the passage of every gold step was shown. A teacher may stop early, follow a wrong trail, guess a right
     answer without looking, or find everything and still answer wrongly. Raises ``DataError`` without gold steps.
     """
+    if questions is not None and questions < 1:
+        raise ConfigError(f"questions={questions}: expected a number of questions to play, at least 1")
     loaded = load_world(world)
     asked = loaded.questions[:questions]
     turns = max((len(q.metadata.get("steps", ())) for q in asked), default=0) + 2

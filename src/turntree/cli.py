@@ -348,7 +348,9 @@ def plan(overrides: tuple[str, ...], **options: Any) -> None:
 @click.option("--quorum", type=int, default=None, help="Valid votes that are needed (default: more than half).")
 @click.option("--early-stop", is_flag=True, help="Ask for no vote that cannot turn the majority.")
 @click.option("--cache", default="", help="SQLite file of votes (default: none).")
-@click.option("--questions", type=int, default=200, show_default=True, help="Questions of the world to play.")
+@click.option(
+    "--questions", type=click.IntRange(min=1), default=200, show_default=True, help="Questions of the world to play."
+)
 @click.option(
     "--laziness", type=float, default=0.3, show_default=True, help="Of the world's teacher, see sft.laziness."
 )

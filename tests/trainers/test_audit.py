@@ -191,6 +191,7 @@ def test_agreement_failures_and_cost(played: list[Labelled]) -> None:
     lost = sum(int(item.finished.task.id[-5:]) % 4 == 0 for item in played)
     assert found.judges[0].failed == lost > 0
     assert found.failures == {"verdict": 3 * lost}
+    assert f"failed votes: verdict x {3 * lost}: nothing" in found.lines()
     assert (found.votes, found.valid_votes) == (180, 180 - 3 * lost)
     assert (found.prompt_tokens, found.completion_tokens) == (100 * found.valid_votes, 10 * found.valid_votes)
     # Two of three votes say yes each time: one pair of three agrees.
@@ -270,9 +271,22 @@ def test_the_command_asks_a_server(openai_server: Any, world: Path, tmp_path: Pa
         (("--world", "WORLD", "--checker", "ruel"), "did you mean 'rule'"),
         (("--world", "WORLD", "--votes", "0"), "votes=0"),
         (("--world", "WORLD", "--arg", "gold=maybe"), "gold"),
+        (
+            ("--world", "WORLD", "--out", "/proc/turntree/rows.jsonl"),
+            "--out /proc/turntree/rows.jsonl: expected a file",
+        ),
+        (("--world", "WORLD", "--out", "/tmp"), "found a folder"),
     ],
 )
 def test_the_command_refuses_what_does_not_fit(world: Path, arguments: tuple[str, ...], words: str) -> None:
     done = run(*(str(world) if word == "WORLD" else word for word in arguments))
     assert isinstance(done.exception, ConfigError)
     assert words in str(done.exception)
+
+
+def test_a_number_of_questions_below_one_is_refused(world: Path) -> None:
+    """Cut off like a list, -3 would be all but three."""
+    assert run("--world", str(world), "--questions", "-3").exit_code == 2
+    for questions in (0, -3):
+        with pytest.raises(ConfigError, match="at least 1"):
+            world_trajectories(world, questions=questions)

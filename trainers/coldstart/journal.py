@@ -64,15 +64,21 @@ class AppendFile:
                 offset += len(line)
 
     def append(self, row: Mapping[str, Any]) -> tuple[int, int]:
-        """Write a row; its offset and length. A row that could not be written whole leaves nothing behind."""
+        """Write a row; its offset and length.
+
+        A row that could not be written whole leaves nothing behind; then ``CheckpointError``.
+        """
         data, offset = json_line(row), self._end
         try:
             written = 0
             while written < len(data):
                 written += os.pwrite(self._file, data[written:], offset + written)
-        except OSError:
+        except OSError as error:
             os.ftruncate(self._file, offset)
-            raise
+            raise CheckpointError(
+                f"cannot write {self.path}: {error.strerror}; what it holds is whole: make room, and go on with "
+                "resume=true"
+            ) from error
         self._end += len(data)
         if time.monotonic() - self._synced > _SYNC_S:
             self.sync()

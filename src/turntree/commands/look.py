@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import webbrowser
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
@@ -117,6 +118,8 @@ def run_audit(
     from turntree.trainers.audit import audit
     from turntree.trainers.labelled import read_labelled, save_rows, world_trajectories
 
+    if out is not None:
+        _check_writable(out)  # votes of a model are paid for
     asked = load_checker(checker, dict(map(argument, arguments)))
     poll = Poll(asked, votes=votes, quorum=quorum, early_stop=early_stop, seed=seed, cache=VoteCache(cache))
     if trajectories is not None:
@@ -132,6 +135,16 @@ def run_audit(
         return
     for line in found.lines():
         say(line)
+
+
+def _check_writable(out: Path) -> None:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: expected a file in a folder that can be made, found: {error}") from error
+    if out.is_dir() or not os.access(out.parent, os.W_OK):
+        found = "a folder" if out.is_dir() else f"{out.parent} read-only"
+        raise ConfigError(f"--out {out}: expected a file in a folder that can be written, found {found}")
 
 
 def run_check_env(

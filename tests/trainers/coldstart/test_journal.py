@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +95,24 @@ def test_two_processes_never_write_one_folder(tmp_path: Path) -> None:
         other.wait(timeout=30)
     with Journal(tmp_path, FACTS) as journal:
         assert not len(journal)
+
+
+def test_a_full_disk_leaves_whole_rows_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = AppendFile(tmp_path / "rows.jsonl")
+    file.append({"n": 1})
+    write, calls = os.pwrite, 0
+
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data[:3], offset)
+
+    monkeypatch.setattr("turntree.trainers.coldstart.journal.os.pwrite", full)
+    with pytest.raises(CheckpointError, match=r"cannot write .*rows\.jsonl: No space left.*resume=true"):
+        file.append({"n": 2})
+    monkeypatch.undo()
+    file.append({"n": 3})
+    assert [found["n"] for _, _, found in file.lines()] == [1, 3]
+    file.close()
