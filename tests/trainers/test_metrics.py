@@ -16,6 +16,7 @@ from turntree.envs.task import FrozenDict
 from turntree.trainers.credit import Advantages, grpo
 from turntree.trainers.metrics import (
     advantage_metrics,
+    collected_metrics,
     mismatch_metrics,
     reward_metrics,
     rollout_metrics,
@@ -263,3 +264,86 @@ def test_names_of_updates() -> None:
 def test_time_of_a_step() -> None:
     times = {"timing_s/gen": 1.0, "timing_s/score": 0.5, "timing_s/update_actor": 2.5, "tree/row_tokens": 100.0}
     assert step_metrics(times) == {"timing_s/step": 4.0, "perf/throughput": 25.0}
+    at_once = step_metrics({**dict.fromkeys(times, 0.0), "tree/row_tokens": 100.0})
+    assert at_once["timing_s/step"] == 0.0
+    assert math.isnan(at_once["perf/throughput"])
+
+
+def test_everything_before_the_first_update_is_collected(hand: Group) -> None:
+    rollout, advantages = Rollout((hand,), RolloutStats()), grpo([hand])
+    packs = pack_groups([hand], max_pack_tokens=100)
+    for pack in packs:
+        table(pack, "tokens").set("old_logp", column(pack, "tokens", "sampler_logp") - 0.25)
+        table(pack, "tokens").set("value", torch.full((len(table(pack, "tokens")),), 0.25))
+    parts = (
+        rollout_metrics(rollout),
+        advantage_metrics([hand], advantages),
+        value_metrics(packs),
+        mismatch_metrics(packs),
+    )
+    found = collected_metrics(rollout, packs, advantages)
+    assert len(found) == sum(map(len, parts))
+    assert found == pytest.approx({key: value for part in parts for key, value in part.items()})
+    assert {"critic/values/mean", "rollout_corr/kl", "tree/zero_advantage_turns", "num_turns/mean"} < found.keys()
+
+
+def test_every_name_of_a_rollout(hand: Group) -> None:
+    summaries = ("critic/score", "critic/rewards", "num_turns", "response_length", "prompt_length")
+    names = {f"{name}/{key}" for name in summaries for key in ("mean", "max", "min")}
+    names |= {f"tree/reward/{part}" for part in ("em", "f1", "format", "overlong")}
+    names |= {f"tree/{key}" for key in ("answered", "mixed_groups", "unique_tokens", "row_tokens", "entropy")}
+    names |= {"tree/sibling_reward_variance", "response_length/clip_ratio", "actions/unparsed_frac"}
+    names |= {
+        f"tree/{of}/{depth}" for of, depths in (("branch_depth", "01"), ("entropy_depth", "12")) for depth in depths
+    }
+    found = rollout_metrics(Rollout((hand,), RolloutStats()))
+    assert {key for key in found if not key.startswith("budget/")} == names
+
+
+def test_a_full_context_is_a_cut_response_too(hand: Group) -> None:
+    first, second, third = hand.scored_leaves()
+    first.status, first.info = "truncated", FrozenDict({"stop_reason": "context"})
+    second.status, second.info = "truncated", FrozenDict({"stop_reason": "turns"})
+    third.info = FrozenDict({"stop_reason": "length"})  # it answered all the same
+    assert rollout_metrics(Rollout((hand,), RolloutStats()))["response_length/clip_ratio"] == pytest.approx(1 / 3)
+
+
+def test_parts_of_other_environments(hand: Group) -> None:
+    first, *_ = hand.scored_leaves()
+    first.info = FrozenDict({"success": True, "em": None, "reward_parts": FrozenDict({"bonus": 2}), "task_reward": 3.0})
+    found = reward_metrics([first])
+    assert {key: value for key, value in found.items() if "tree/" in key} == {
+        "tree/reward/bonus": 2.0,
+        "tree/reward/success": 1.0,
+    }
+    assert found["critic/score/mean"] == found["critic/rewards/mean"] == 3.0
+
+
+def test_groups_without_a_scored_leaf_are_neither_mixed_nor_equal(hand: Group) -> None:
+    failed = Group("f", [Tree(Node(observation_ids=(1,)))])
+    node(failed.trees[0].root, 1, status="failed")
+    assert rollout_metrics(Rollout((hand, failed), RolloutStats()))["tree/mixed_groups"] == 1.0
+
+
+def test_a_single_token_has_no_deviation() -> None:
+    root = Node(observation_ids=(1,))
+    node(root, 1, reward=1.0)
+    (pack,) = pack_groups([Group("q", [Tree(root)])], max_pack_tokens=9)
+    table(pack, "tokens").set("old_logp", torch.tensor([0.0, -0.75]))
+    found = mismatch_metrics([pack])
+    assert math.isnan(found["training/rollout_probs_diff_std"])
+    assert found["rollout_corr/kl"] == pytest.approx(0.25)
+    assert found["training/rollout_probs_diff_max"] == pytest.approx(math.exp(-0.5) - math.exp(-0.75))
+
+
+def test_packs_without_values_are_left_out(hand: Group) -> None:
+    valued, bare = (pack_groups([hand], max_pack_tokens=100)[0] for _ in range(2))
+    table(valued, "tokens").set("value", torch.arange(len(table(valued, "tokens"))).float())
+    table(valued, "occurrences").set("ret", torch.arange(len(table(valued, "occurrences"))).float() ** 2)
+    found = value_metrics([bare, valued])
+    token = column(valued, "occurrences", "token").double()
+    returns = np.arange(len(token), dtype=np.float64) ** 2
+    assert found["critic/values/mean"] == pytest.approx(float(token.mean()))
+    assert found["critic/returns/max"] == returns.max()
+    unexplained = np.var(returns - token.numpy(), ddof=1) / (np.var(returns, ddof=1) + 1e-5)
+    assert found["critic/vf_explained_var"] == pytest.approx(1 - unexplained, rel=1e-5)
