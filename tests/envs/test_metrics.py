@@ -144,6 +144,72 @@ def test_law_9_chinese_is_not_destroyed(text: str) -> None:
     assert normalize_answer(text, normalizer="unicode").replace(" ", "") == unicodedata.normalize("NFKC", text)
 
 
+@pytest.mark.parametrize(
+    ("text", "squad", "unicode", "zh", "cmrc"),
+    [
+        ("1,.5", "15", "1 0.5", "1 0.5", "1,.5"),
+        ("1,-1", "11", "1 -1", "1 -1", "1,1"),
+        ("--5", "5", "-5", "-5", "5"),
+        ("-.5", "5", "-0.5", "-0.5", ".5"),
+        ("$.5", "5", "0.5", "0.5", "$.5"),
+        ("-$5", "5", "-5", "-5", "$5"),
+        ("a.5", "a5", "a5", "a5", "a.5"),
+        ("x−5", "x−5", "x5", "x5", "x−5"),
+        ("约-5", "约5", "约 -5", "约 -5", "约5"),
+        ("- 5", "5", "5", "5", " 5"),
+        ("5-", "5", "5", "5", "5"),
+        ("5–6", "5–6", "5 6", "5 6", "5–6"),
+        ("5.5.5", "555", "5.5.5", "5.5.5", "5.5.5"),
+        ("1,234,567.5", "12345675", "1234567.5", "1234567.5", "1,234,567.5"),
+        ("12,34", "1234", "12 34", "12 34", "12,34"),
+        ("１，２３４", "１，２３４", "1234", "1234", "１２３４"),
+        ("The  U.S.A.", "usa", "usa", "the usa", "the  u.s.a."),
+        ("the an a", "", "the an a", "the an a", "the an a"),
+        (" Ab，C ", "ab，c", "abc", "abc", "abc"),
+        ("五月 - 5", "五月 5", "五 月 5", "五 月 5", "五月  5"),
+    ],
+)
+def test_the_form_that_each_normalizer_compares(text: str, squad: str, unicode: str, zh: str, cmrc: str) -> None:
+    wanted = {"squad": squad, "unicode": unicode, "zh": zh, "cmrc": cmrc}
+    assert {name: normalize_answer(text, normalizer=name) for name in get_args(Normalizer)} == wanted
+    assert normalize_answer(text) == squad
+
+
+@pytest.mark.parametrize("metric", [exact_match, sub_exact_match, f1_score])
+def test_metrics_take_the_squad_forms_unless_told_otherwise(metric: Any) -> None:
+    assert metric("3.5", "35") == 1
+    assert metric("3.5", "35", normalizer="unicode") == 0
+    assert metric("a", ["b", "c", "A."], normalizer="cmrc") < 1  # an English full stop is none of its signs
+    assert metric("a", ["b", "c", "A。"], normalizer="cmrc") == 1
+
+
+def test_refusals_say_what_was_found() -> None:
+    wrong: list[tuple[Any, Any, str]] = [
+        (5, ["5"], "expected a text as prediction (None: no answer), found 5"),
+        ("x", b"x", "expected gold answers as a text or a list of texts, found b'x'"),
+        ("x", [], "expected at least one gold answer, each a text or a number, found []"),
+    ]
+    for prediction, golds, message in wrong:
+        with pytest.raises(DataError) as refusal:
+            f1_score(prediction, golds)
+        assert str(refusal.value) == message
+    long: Any = {"target": "x" * 200}
+    with pytest.raises(DataError) as refusal:
+        exact_match("x", long)
+    assert len(str(refusal.value)) < 170
+
+
+def test_f1_by_hand() -> None:
+    assert f1_score("the cat sat", "cat sat down") == pytest.approx(2 * 1 * (2 / 3) / (1 + 2 / 3))
+    assert f1_score("x x y", "x y y") == pytest.approx(2 / 3)
+    assert f1_score("x", ["y", "x z", "x"]) == 1.0
+    assert f1_score("yes", "yes please") == f1_score("noanswer", "no answer") == 0.0
+    assert f1_score("a", "the") == 0.0
+    assert f1_score("the", "the") == 1.0
+    assert sub_exact_match("the year 1984, they say", "1984") == 1.0
+    assert sub_exact_match("", "1984") == 0.0
+
+
 # -- Chinese -----------------------------------------------------------------------------------------------------
 
 
