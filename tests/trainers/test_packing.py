@@ -156,8 +156,12 @@ def test_unequal_lengths_name_the_row() -> None:
     root = Node(observation_ids=(1,))
     child = root.add_child(Node(turn_ids=(2, 3), logprobs=(-1.0, -1.0), status="answered", reward=1.0))
     child.logprobs = (-1.0,)
-    with pytest.raises(DataError, match=r"prompt 'what\?', tree 4, leaf \(0,\).*2 sampled token ids but 1 sampler"):
+    with pytest.raises(DataError) as refusal:
         pack_groups([Group("what?", [Tree(root, index=4)])], max_pack_tokens=10)
+    assert str(refusal.value) == (
+        "prompt 'what?', tree 4, leaf (0,): node (0,) has 2 sampled token ids but 1 sampler log-probs; ids, mask, "
+        "log-probs and turn ids need equal lengths. Take both from the same generation."
+    )
 
 
 def test_a_tree_without_prompt_is_refused() -> None:
@@ -442,7 +446,11 @@ def test_refusals_say_what_was_found() -> None:
     turns = [np.zeros(2), np.zeros(2), np.zeros(2), np.zeros(1)]
     packs = pack_groups([group], max_pack_tokens=100)
     wrong: list[tuple[Advantages, str]] = [
-        (Advantages("turn", (tuple(turns[:3]),)), r"^no advantages for group 0, scored leaf 3; credit must run over"),
+        (
+            Advantages("turn", (tuple(turns[:3]),)),
+            r"^no advantages for group 0, scored leaf 3; credit must run over the same groups, in the same order, as were "
+            r"packed$",
+        ),
         (
             Advantages("turn", ((np.zeros(1), *turns[1:]),)),
             r"^group 0, scored leaf 0: expected at least 2 advantages \(one a turn\), found 1$",
