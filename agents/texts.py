@@ -20,6 +20,9 @@ __all__ = ["EndpointTexts", "EngineTexts", "LocalEngine", "Said", "Texts", "chec
 LocalEngine = Literal["hf", "vllm"]
 """Engines that a summariser or checker may start in this process."""
 
+_OWN = ("engine", "max_tokens", "temperature", "dtype", "device")
+"""Further arguments of :func:`open_texts`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Said:
@@ -140,6 +143,9 @@ def check_texts(
     **more: Any,
 ) -> None:
     """Find mistakes in what :func:`open_texts` takes, without loading a model. Raises ``ConfigError``."""
+    of_endpoint = {f.name for f in fields(Endpoint)}
+    if engine != "vllm" or base_url:  # a misspelt name is told before what it was meant for is missed
+        reject_unknown(more, {*of_endpoint, *_OWN}, what=f"argument of {what}")
     if not model:
         raise ConfigError(f"{what}: model is empty; give base_url and a model's name there, or a model folder")
     if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature >= 0:
@@ -147,12 +153,10 @@ def check_texts(
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
         raise ConfigError(f"{what}: max_tokens={max_tokens!r}; expected a whole number, at least 1")
     if base_url:
-        known = {f.name for f in fields(Endpoint)} - {"base_url", "model"}
-        reject_unknown(more, known, what=f"argument of {what}")
         return
     reject_unknown([engine], ("hf", "vllm"), what=f"engine of {what}")
-    if engine == "hf":
-        reject_unknown(more, (), what=f"argument of {what} without base_url")
+    if engine == "hf" and more:
+        raise ConfigError(f"{what}: {', '.join(sorted(more))} is for a server; give its base_url, or leave it out")
     from turntree.agents.models import model_source
 
     model_source(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -54,6 +55,8 @@ __all__ = [
     "total_reward",
     "violations",
 ]
+
+_log = logging.getLogger(__name__)
 
 
 def _em(**options: Any) -> AnswerChecker:
@@ -135,6 +138,7 @@ class CompletenessScorer:
         self.penalties = Penalties.of(penalties)
         self.illegal = float(illegal)
         self.judge_illegal = judge_illegal
+        self._warned = False
         self._excused = (*BAD_ARGUMENTS, "unknown_tool") if corrections == "penalised" else ()
         self.poll = Poll(
             load_checker(checker, checker_args),
@@ -170,8 +174,21 @@ class CompletenessScorer:
     def _judge(self, finished: Finished, tally: Tally, *, legal: bool) -> Judged | Failed:
         r_comp = self.poll.result(tally)
         if not legal:  # the reward is known without a verdict
-            return Judged(self.illegal, {} if isinstance(r_comp, Failed) else {"completeness": r_comp})
+            if isinstance(r_comp, Failed):
+                self._warn_unjudged(r_comp)
+                return Judged(self.illegal)
+            return Judged(self.illegal, {"completeness": r_comp})
         if isinstance(r_comp, Failed):
             return r_comp
         parts = self.penalties.parts(violations(finished, max_argument=self.penalties.max_argument))
         return Judged(total_reward(r_comp, parts["rule"], legal=True), {"completeness": r_comp, **parts})
+
+    def _warn_unjudged(self, failed: Failed) -> None:
+        """Once: nothing else would say why trajectories of illegal format miss in the means of completeness."""
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "the checker failed on a trajectory of illegal format, which is left out of completeness: %s: %s",
+                failed.kind,
+                failed.message,
+            )

@@ -358,6 +358,8 @@ def test_questions_without_gold_stop_a_run_only_where_there_are_no_others() -> N
         ({"penalties": {"max_argument": 2.5}}, "max_argument=2.5"),
         ({"cache": "no-such-folder/votes"}, "no-such-folder"),
         ({"checker": "llm"}, "model is empty"),
+        ({"checker": "llm", "checker_args": {"modle": "m"}}, "did you mean 'model'"),
+        ({"checker": "llm", "checker_args": {"model": "m", "concurrency": 3}}, "concurrency is for a server"),
         ({"checker": "llm", "checker_args": {"model": "m", "base_url": "http://h/v1", "max_tokens": 0}}, "max_tokens"),
         (
             {"checker": "llm", "checker_args": {"model": "m", "base_url": "http://h/v1", "max_result_chars": -5}},
@@ -557,6 +559,14 @@ def test_an_illegal_format_is_worth_minus_one_and_no_question_to_the_checker() -
     assert rewards(scorer, illegal, ended(format_valid=True), illegal) == [-1.0, 1.0, -1.0]
     assert len(panel.asked) == 3
     assert rewards(CompletenessScorer(illegal=-0.5), illegal) == [-0.5]
+
+
+def test_a_checker_that_fails_on_an_illegal_format_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    scorer = CompletenessScorer(checker=Panel(lambda *_: Failed("verdict", "no word")), judge_illegal=True, votes=1)
+    out = scorer([ended(searched(str(i)), format_valid=False) for i in range(3)])
+    assert out == [Judged(-1.0)] * 3
+    (told,) = caplog.messages
+    assert "left out of completeness: verdict: 0 of 1 votes are valid, 1 are needed; no word" in told
 
 
 def test_corrections_may_be_penalised_instead() -> None:

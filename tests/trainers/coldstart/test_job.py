@@ -203,7 +203,7 @@ def test_options_that_do_not_fit(options: list[str], message: str) -> None:
             for more, message in (
                 ([], "model is empty"),
                 (["coldstart.criterion_args.checker_args.model=no/such/folder"], "found none at no/such/folder"),
-                (["coldstart.criterion_args.checker_args.modle=x"], "modle"),
+                (["coldstart.criterion_args.checker_args.modle=x"], "did you mean 'model'"),
                 ([JUDGE, "coldstart.criterion_args.votes=0"], "votes=0"),
                 ([JUDGE, "coldstart.criterion_args.checker_args.retires=3"], "did you mean 'retries'"),
                 ([JUDGE, "coldstart.criterion_args.checker_args.language=fr"], "language of the checker"),
