@@ -38,6 +38,7 @@ from turntree.trainers.stats import Interval, share_interval
 ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / "build" / "mutants"
 MUTMUT = Path(sys.executable).with_name("mutmut")
+SPINNER = tuple("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -166,6 +167,8 @@ def lay_out(room: Room, bench: Path, *, seconds: float) -> tuple[Path, ...]:
         "also_copy": ["conftest.py", "mutants_profile.py"],
         "pytest_add_cli_args": ["-p", "no:cacheprovider"],
         "pytest_add_cli_args_test_selection": find_tests(room),
+        # Workers come from a process in which no test has run: what a test left in a cache would hide a mutant.
+        "process_isolation": "forkserver",
         # A mutant may take ten times the time of its tests, and this much more.
         "timeout_multiplier": 10.0,
         "timeout_constant": seconds / 10,
@@ -234,7 +237,8 @@ def run_mutmut(bench: Path, names: Sequence[str], *, jobs: int) -> None:
     command = [str(MUTMUT), "run", "--max-children", str(jobs), *names]
     done = subprocess.run(command, cwd=bench, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
-        print(done.stdout[-6000:], done.stderr[-6000:], f"mutmut failed with exit code {done.returncode}.", sep="\n")
+        said = [line for line in done.stdout.splitlines() if not line.startswith(SPINNER)]
+        print(*said[-100:], done.stderr[-6000:], f"mutmut failed with exit code {done.returncode}.", sep="\n")
         sys.exit(2)
 
 
