@@ -5,17 +5,13 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import logging
 import math
-import re
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
@@ -23,12 +19,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.trainers import Trainer
-from torchrl.trainers.trainers import OptimizationStepper
 
-from turntree.agents.lora import has_adapter, trained_part
+from turntree.agents.lora import trained_part
 from turntree.agents.models import save_model
 from turntree.agents.scorer import close_all
-from turntree.errors import ConfigError
 from turntree.trainers.agent import summarizer_usage
 from turntree.trainers.atomic import write_json
 from turntree.trainers.build import (
@@ -37,13 +31,17 @@ from turntree.trainers.build import (
     credit_rule,
     finisher,
     growth_plan,
-    kl_reward,
     limits,
     loss_function,
-    overlong,
-    pair_chooser,
     run_path,
     scorer,
+)
+from turntree.trainers.build_training import (
+    build_objective,
+    build_optimizer,
+    build_preparation,
+    build_reference,
+    build_validation,
 )
 from turntree.trainers.checkpoint import (
     best_checkpoint,
@@ -63,165 +61,35 @@ from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
 from turntree.trainers.credit import credit_needs
 from turntree.trainers.diagnosis import Skipped, stop_diverged
-from turntree.trainers.distributed.setup import AdamW, build_strategy, join_run
-from turntree.trainers.distributed.share import fingerprint, share_rollout
-from turntree.trainers.distributed.strategy import Gathered, Single, Strategy
-from turntree.trainers.evaluate import Evaluation, evaluate, shown
+from turntree.trainers.distributed.setup import join_run
+from turntree.trainers.distributed.share import share_rollout
+from turntree.trainers.distributed.strategy import Gathered
+from turntree.trainers.evaluate import Evaluation, shown
 from turntree.trainers.evaluation.passport import run_passport
 from turntree.trainers.forward import check_packed
 from turntree.trainers.interrupt import stop_on_interrupt
 from turntree.trainers.loggers import check_packages, open_trackers
-from turntree.trainers.losses import Aggregation, Clip, Denominators, RatioGradient, RatioLevel, TurnRatio
 from turntree.trainers.metrics import step_metrics, update_metrics
-from turntree.trainers.objectives import PolicyObjective, combine_metrics, loss_needs
-from turntree.trainers.packing import Pack, SharedTurns
-from turntree.trainers.preparation import Preparation
+from turntree.trainers.packing import Pack
+from turntree.trainers.progress import RESUME_KEYS, Progress
 from turntree.trainers.report.run_page import write_page
 from turntree.trainers.rollout import Prompt, Rollout, grow
 from turntree.trainers.run_folder import MetricsLog, RunFolder, SilentLog
 from turntree.trainers.seeds import derive_seed
+from turntree.trainers.stepper import PolicyStepper
 from turntree.trainers.store import TreeStore
 from turntree.trainers.task import (
     Task,
     build_task,
-    eval_sampling,
-    first,
-    has_split,
-    provenance,
     rollout_sampling,
 )
-from turntree.trainers.updates import update
+from turntree.trainers.validation import Validation, drop_validations_after
 from turntree.trainers.value_head import ValueHead
 from turntree.trainers.watch import turn_metrics, watch
 
 _log = logging.getLogger(__name__)
 
-#: Options that a resumed run must share with the one it continues; the others (steps, intervals, threads) may change.
-RESUME_KEYS = (
-    "seed",
-    "model",
-    "agent.name",
-    "agent.language",
-    "agent.summarizer",
-    "agent.summarizer_args",
-    "env.id",
-    "env.args",
-    "env.questions",
-    "env.max_turns",
-    "env.max_searches",
-    "env.max_observation_tokens",
-    "env.on_length",
-    "env.grammar",
-    "env.grammar_args",
-    "env.prompt",
-    "env.language",
-    "env.normalizer",
-    "env.tools",
-    "search",
-    "reward",
-    "sampling",
-    "algorithm",
-    "coldstart",
-    "sft.data",
-    "sft.unfit",
-    "sft.laziness",
-    "sft.error",
-    "trainer.prompts_per_step",
-    "trainer.prompts_per_update",
-    "trainer.epochs",
-    "trainer.learning_rate",
-    "trainer.warmup_steps",
-    "trainer.weight_decay",
-    "trainer.adam_beta2",
-    "trainer.max_grad_norm",
-    "trainer.importance_cap",
-)
-
 __all__ = ["PolicyStepper", "TrainResult", "train"]
-
-
-class PolicyStepper(OptimizationStepper):  # type: ignore[misc]
-    """One optimiser step over the packs of a mini-batch, with global denominators.
-
-    ``optimizer`` is a torch optimiser of the objective's parameters, or the strategy of a run, which has one and clips.
-    A step whose gradient is not finite is skipped and counted (``skipped``, ``in_a_row``); weights and moments stay as
-    they were, and ``on_skip`` is told. ``updates`` counts every step, skipped ones too; the warm-up follows it.
-    """
-
-    def __init__(
-        self,
-        objective: PolicyObjective,
-        optimizer: torch.optim.Optimizer | Strategy,
-        *,
-        max_grad_norm: float = 0.0,
-        warmup_steps: int,
-        on_skip: Callable[[Skipped], None] | None = None,
-    ) -> None:
-        self.objective = objective
-        self.on_skip = on_skip
-        if isinstance(optimizer, torch.optim.Optimizer):
-            optimizer = Single(objective.network, optimizer, parameters=objective.parameters(), clip=max_grad_norm)
-        self.optimizer: Strategy = optimizer
-        self.warmup_steps = warmup_steps
-        self.learning_rates = [group["lr"] for group in optimizer.param_groups]
-        self.updates = 0
-        self.skipped = 0
-        self.in_a_row = 0
-        self.history: list[dict[str, float]] = []
-
-    def step(self, trainer: Trainer, sub_batch: TensorDictBase) -> TensorDict:
-        del trainer
-        packs: list[Pack] = sub_batch.get_non_tensor("packs")
-        self._set_learning_rate()
-        if self.optimizer.ranks.size > 1:
-            self.optimizer.ranks.agree("the packs of a mini-batch", fingerprint(packs))
-        # Every rank knows all packs of the mini-batch: what it divides by is global.
-        denominators = Denominators.of(packs)
-
-        def loss(pack: Pack) -> tuple[torch.Tensor, TensorDictBase]:
-            out = self.objective(pack, denominators)
-            total = functools.reduce(torch.add, (out[name] for name in self.objective.out_keys))
-            return total, out.detach().cpu()
-
-        outputs, norm = update(self.optimizer, packs, loss)
-        self.updates += 1
-        self.in_a_row = 0 if math.isfinite(norm) else self.in_a_row + 1
-        if self.in_a_row:
-            self.skipped += 1
-            _log.warning("update %d was skipped: the norm of its gradient is %s", self.updates, norm)
-            if self.on_skip is not None:
-                self.on_skip(Skipped(packs, outputs, norm))
-        metrics = {**combine_metrics(outputs), "grad_norm": norm}
-        self.history.append(metrics)
-        return TensorDict({k: torch.tensor(v, dtype=torch.float64) for k, v in metrics.items()}, batch_size=[])
-
-    def take_metrics(self) -> dict[str, float]:
-        """Means over the updates since the last call; empty without any."""
-        taken, self.history = self.history, []
-        return {key: math.fsum(m[key] for m in taken) / len(taken) for key in (taken[0] if taken else ())}
-
-    def _set_learning_rate(self) -> None:
-        factor = min(1.0, (self.updates + 1) / self.warmup_steps) if self.warmup_steps else 1.0
-        for group, rate in zip(self.optimizer.param_groups, self.learning_rates):
-            group["lr"] = rate * factor
-
-
-@dataclass(slots=True)
-class Progress:
-    """What a checkpoint carries besides weights and moments; all of it plain JSON."""
-
-    step: int = 0
-    prompt_batches: int = 0
-    updates: int = 0
-    skipped: int = 0
-    generated_tokens: int = 0
-    tool_calls: int = 0
-    trajectories: int = 0
-    seconds: float = 0.0
-    best_score: float | None = None
-    best_step: int | None = None
-    skipped_in_a_row: int = 0
-    watched: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,20 +141,30 @@ class _Run:
         self.interrupted = threading.Event()
         self.bench: Bench = build_bench(config)
         self.task: Task = build_task(config, self.bench.tokenizer)
-        self.dev = self._dev_task()
+        dev = build_validation(config, self.bench)
         self.plan = growth_plan(config.algorithm, vocab_size=self.bench.model.config.vocab_size)
         self.credit = credit_rule(config.algorithm)
         self.scorer = scorer(config, self.task.core)
         self.finisher = finisher(config, self.bench)
         other = bool(config.agent.eval_summarizer)
-        self.dev_finisher = finisher(config, self.bench, evaluating=True) if other else self.finisher
+        dev_finisher = finisher(config, self.bench, evaluating=True) if other else self.finisher
         self.written = summarizer_usage(self.finisher)
         self.loss = loss_function(config.algorithm)
-        self.reference = self._reference()
+        self.reference = build_reference(config, self.bench, self.loss)
         self.value_head = ValueHead.of(self.bench.model) if "values" in credit_needs(self.credit) else None
-        self.preparation = self._preparation()
-        self.strategy = self._strategy()
-        self.objective = self._objective()
+        self.preparation = build_preparation(
+            config,
+            self.bench,
+            credit=self.credit,
+            loss=self.loss,
+            reference=self.reference,
+            value_head=self.value_head,
+            ranks=ranks,
+        )
+        self.strategy = build_optimizer(config, self.bench, value_head=self.value_head, ranks=ranks)
+        self.objective = build_objective(
+            config, self.bench, loss=self.loss, value_head=self.value_head, strategy=self.strategy
+        )
         self.stepper = PolicyStepper(
             self.objective, self.strategy, warmup_steps=config.trainer.warmup_steps, on_skip=self._skipped
         )
@@ -301,6 +179,10 @@ class _Run:
             max_bytes=config.trainer.store_max_mb * 1_000_000,
             seed=config.seed,
         )
+        results = self.folder.path / "validation"
+        self.validation = (
+            None if dev is None else Validation(config, dev, self.bench, dev_finisher, self.scorer, ranks, results)
+        )
         self.saved_step = 0
         self.evaluation: Evaluation | None = None
         self.collected: Collected | None = None
@@ -311,77 +193,6 @@ class _Run:
         self.packed_checked = not config.trainer.check_packed
 
     # -- parts --------------------------------------------------------------------------------------------------------
-
-    def _dev_task(self) -> Task | None:
-        if has_split(self.config, "dev"):
-            return build_task(self.config, self.bench.tokenizer, split="dev")
-        if self.config.trainer.eval_every:
-            raise ConfigError(
-                "trainer.eval_every is set but there is nothing to validate on: name a file in env.dev_questions, or "
-                "arguments of another environment in env.dev_args"
-            )
-        return None
-
-    def _reference(self) -> torch.nn.Module | None:
-        """The frozen initial policy, also when a run goes on from a checkpoint; none where nothing compares with it."""
-        pairs = self.loss is not None and loss_needs(self.loss) == "pairs"
-        if self.config.algorithm.kl_coef == 0 and not pairs:
-            return None
-        if has_adapter(self.bench.model) and self.config.algorithm.reference_every is None:
-            return cast("torch.nn.Module", self.bench.model)  # with the adapter off
-        reference = cast("torch.nn.Module", copy.deepcopy(self.bench.model))
-        return reference.eval().requires_grad_(False)
-
-    def _objective(self) -> PolicyObjective:
-        algorithm = self.config.algorithm
-        in_loss = algorithm.kl_in == "loss"
-        return PolicyObjective(
-            self.bench.model,
-            ratio=cast("RatioLevel", algorithm.ratio),
-            turn_ratio=cast("TurnRatio", algorithm.turn_ratio),
-            ratio_gradient=cast("RatioGradient", algorithm.ratio_gradient),
-            clip=cast("Clip", algorithm.clip),
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            dual_clip=algorithm.dual_clip,
-            by_turns=algorithm.by_turns,
-            aggregation=cast("Aggregation", algorithm.aggregation),
-            sum_norm=algorithm.sum_norm,
-            kl_coef=algorithm.kl_coef if in_loss else 0.0,
-            kl_estimator=algorithm.kl_estimator,
-            entropy_coef=algorithm.entropy_coef,
-            value_head=self.value_head,
-            value_coef=algorithm.value_coef,
-            value_clip=algorithm.value_clip,
-            temperature=self.config.sampling.temperature,
-            importance_cap=self.config.trainer.importance_cap,
-            loss=self.loss,
-            forward=self.strategy.forward,
-        )
-
-    def _strategy(self) -> Strategy:
-        options = self.config.trainer
-        adamw = AdamW(options.learning_rate, options.adam_beta2, options.weight_decay, clip=options.max_grad_norm)
-        return build_strategy(self.config, self.ranks, self.bench.model, self.value_head, adamw=adamw)
-
-    def _preparation(self) -> Preparation:
-        algorithm, trainer = self.config.algorithm, self.config.trainer
-        return Preparation(
-            credit=self.credit,
-            model=self.bench.model,
-            reference=self.reference,
-            value_head=self.value_head,
-            max_pack_tokens=trainer.max_pack_tokens,
-            groups_per_update=trainer.prompts_per_update or trainer.prompts_per_step,
-            shared_turns=cast("SharedTurns", algorithm.shared_turns),
-            min_scored_leaves=algorithm.min_scored_leaves,
-            temperature=self.config.sampling.temperature,
-            overlong=overlong(algorithm),
-            kl_reward=kl_reward(algorithm),
-            entropy_balance=algorithm.entropy_balance,
-            pairs=pair_chooser(algorithm, self.loss, self.credit),
-            ranks=self.ranks,
-        )
 
     def _collector(self) -> TreeCollector:
         config = self.config
@@ -434,7 +245,7 @@ class _Run:
 
     def train(self) -> TrainResult:
         judges = ExitStack()
-        judges.callback(close_all, self.scorer, self.finisher, self.dev_finisher)
+        judges.callback(close_all, self.scorer, self.finisher, self.validation and self.validation.finisher)
         if self.ranks.is_main:  # also of a run that fails
             judges.callback(write_page, self.folder.path)
         with (
@@ -495,7 +306,7 @@ class _Run:
         passport = run_passport(self.config, self.task, split="train", sampling=sampling, dialogue=said)
         write_json(self.folder.path / "passport.json", passport.to_json())
         self.store.drop_after(self.progress.step)
-        self._drop_validations_after(self.progress.step)
+        drop_validations_after(self.folder.path / "validation", self.progress.step)
         options, at = self.config.trainer, self.progress.step
         trackers = open_trackers(
             options.loggers, self.folder.path, arguments=options.logger_args, config=asdict(self.config), resume_step=at
@@ -590,7 +401,8 @@ class _Run:
         every = self.config.trainer.eval_every
         if self._complete() or (every and step % every == 0):
             collected.metrics.update(self._validate(step))
-        metrics = {**collected.metrics, **self._totals()}
+        rate = self.stepper.optimizer.param_groups[0]["lr"]
+        metrics = {**collected.metrics, **self.progress.totals(), "actor/lr": rate}
         # Metrics go before the checkpoint: a run that is killed between the two writes them again.
         self.metrics.write(step, metrics)
         if self._complete() or step % self.config.trainer.save_every == 0 or self.progress.best_step == step:
@@ -611,14 +423,11 @@ class _Run:
     # -- bookkeeping --------------------------------------------------------------------------------------------------
 
     def _count(self, collected: Collected, step: int) -> None:
-        stats = collected.rollout.stats
         progress = self.progress
         progress.step, progress.prompt_batches = step, collected.prompt_batches
         progress.updates, progress.skipped = self.stepper.updates, self.stepper.skipped
         progress.skipped_in_a_row = self.stepper.in_a_row
-        progress.generated_tokens += stats.generated_tokens
-        progress.tool_calls += stats.tool_calls
-        progress.trajectories += stats.trajectories
+        progress.add(collected.rollout.stats)
         now = time.monotonic()
         progress.seconds += now - self.clock
         self.clock = now
@@ -657,58 +466,18 @@ class _Run:
         every = self.ranks.gather(used)
         return {f"summarizer/{key}": sum(rank[key] for rank in every) for key in used}
 
-    def _totals(self) -> dict[str, float]:
-        progress = self.progress
-        return {
-            "total/generated_tokens": float(progress.generated_tokens),
-            "total/tool_calls": float(progress.tool_calls),
-            "total/trajectories": float(progress.trajectories),
-            "total/updates": float(progress.updates),
-            "total/skipped_updates": float(progress.skipped),
-            "total/seconds": progress.seconds,
-            "actor/lr": self.stepper.optimizer.param_groups[0]["lr"],
-        }
-
     def _validate(self, step: int) -> dict[str, float]:
         """Score the validation questions; empty without any."""
-        if self.dev is None:
+        if self.validation is None:
             return {}
-        questions = first(self.dev.questions, self.config.trainer.eval_questions)
-        self.evaluation = evaluate(
-            questions,
-            core=self.dev.core,
-            engine=self.bench.engine,
-            dialogue=self.bench.dialogue,
-            sampling=eval_sampling(self.config, self.dev.core),
-            limits=limits(self.config),
-            seed=self.config.seed,
-            finisher=self.dev_finisher,
-            scorer=self.scorer if self.config.reward.in_evaluation or self.config.agent.splits else None,
-            ranks=self.ranks,
-        )
+        self.evaluation = self.validation.score(step, generated_tokens=self.progress.generated_tokens)
         self.written = summarizer_usage(self.finisher)  # a step counts its rollout only
-        where = self.folder.path / "validation" / f"step-{step:06d}"
-        about = provenance(self.config, self.dev)
-        passport = run_passport(
-            self.config, self.dev, split="dev", sampling=eval_sampling(self.config, self.dev.core),
-            dialogue=self.bench.dialogue.report.text(), questions=questions, weights=f"step {step}",
-        )  # fmt: skip
-        extra = {**about, "step": step, "generated_tokens": self.progress.generated_tokens}
-        extra["passport"] = passport.to_json()
-        if self.ranks.is_main:
-            self.evaluation.save(where, extra=extra)
         summary = self.evaluation.summary()
-        best, score = self.progress.best_score, float(summary[self.dev.core.metric])
+        best, score = self.progress.best_score, float(summary[self.validation.task.core.metric])
         # Without a scored question the score is NaN, which is better than nothing of the kind.
         if step and (not math.isnan(score) if best is None else score > best):
             self.progress.best_score, self.progress.best_step = score, step
         return {f"validation/{key}": float(summary[key]) for key in (*shown(summary), "n")}
-
-    def _drop_validations_after(self, step: int) -> None:
-        for folder in (self.folder.path / "validation").glob("step-*"):
-            found = re.fullmatch(r"step-(\d+)", folder.name)
-            if found is not None and int(found[1]) > step:
-                shutil.rmtree(folder)
 
     def _save(self, step: int) -> None:
         moments = Gathered(self.strategy.state_dict())
@@ -733,5 +502,5 @@ class _Run:
     def _mark_best(self, folder: Path) -> None:
         """Mark the checkpoint of the step that was just saved or loaded, if it is the best one so far."""
         progress = self.progress
-        if progress.best_step == progress.step and progress.best_score is not None and self.dev is not None:
-            mark_best(folder, metric=self.dev.core.metric, value=progress.best_score)
+        if progress.best_step == progress.step and progress.best_score is not None and self.validation is not None:
+            mark_best(folder, metric=self.validation.task.core.metric, value=progress.best_score)

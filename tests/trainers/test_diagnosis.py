@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import turntree.trainers.learner
+import turntree.trainers.stepper
 from turntree.errors import ConfigError, DivergenceError
 from turntree.trainers.checkpoint import latest_checkpoint
 from turntree.trainers.config import RunConfig
@@ -56,7 +56,7 @@ class Poison:
 def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Poison]:
     def make(place: str, *, first: int, count: int) -> Poison:
         made = Poison(place, first, count)
-        monkeypatch.setattr(turntree.trainers.learner, "update", made)
+        monkeypatch.setattr(turntree.trainers.stepper, "update", made)
         return made
 
     return make
