@@ -19,6 +19,7 @@ help:
 	@echo "make quickstart   cold start, tree rollouts, updates, evaluation on a generated world (minutes, CPU)"
 	@echo "make test         lint, types, unit tests and laws, wheel, quickstart smoke"
 	@echo "make test-slow    what takes longer: kill tests, real model, benchmarks in --quick form"
+	@echo "make fuzz         a million generated inputs (FUZZ=1000000) at every surface that takes text, files or requests"
 	@echo "make test-gpu     what needs a GPU (skipped, with the reason, where there is none)"
 	@echo "make coverage     branches of the rooms that results rest on, as their own tests take them; ARGS='credit ...'"
 	@echo "make mutants      the same rooms with faults put in: hours; ARGS='credit --sample 150'"
@@ -78,7 +79,15 @@ test: lint types unit wheel smoke
 
 test-slow: venv-vllm
 	$(PYTEST) -m slow $(ARGS)
+	TURNTREE_FUZZ=60000 $(PYTEST) -q tests/fuzz
 	for script in benchmarks/[!_]*.py; do echo "== $$script --quick"; $(BIN)/python $$script --quick || exit 1; done
+
+# Inputs in all; grammars and metrics get most of them, since a configuration takes a thousand times as long.
+FUZZ ?= 1000000
+FUZZED := grammars:42 metrics:32 injection:1 loaders:5 snapshots:10 server:9 configs:1
+
+fuzz: venv
+	@for part in $(FUZZED); do TURNTREE_FUZZ=$$(( $(FUZZ) * $${part\#*:} / 100 )) $(PYTEST) -q tests/fuzz/test_$${part%:*}.py $(ARGS) || exit 1; done
 
 # On a machine with a GPU, after `pip install 'turntree[vllm]'`: what no CPU can test.
 test-gpu: venv

@@ -15,7 +15,8 @@ __all__ = ["compose", "config_groups", "import_object", "read_config"]
 
 # What env=... means an environment by its id with, and not a choice of the config group.
 _ENV_ID = re.compile(r"^env=(?=.*(?:[/:]|-v\d+$))")
-_GRAMMAR = re.compile(r"[~\[\](){},=\\'\"]|[^\x00-\x7f]")
+# All that Hydra reads in a text without quotes.
+_GRAMMAR = re.compile(r"[^A-Za-z0-9_/\-+.$%*@?|: ]")
 _LITERAL = re.compile(r"(?i:true|false)|[-+.]?\d[\w.+-]*")
 
 
@@ -64,8 +65,13 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
 def read_config(saved: Mapping[str, Any]) -> RunConfig:
     """The configuration of a run as it was saved. Raises ``ConfigError`` where it does not fit this version."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
-    return _to_config(OmegaConf.create(dict(saved)))
+    try:
+        node = OmegaConf.create(dict(saved))
+    except (OmegaConfBaseException, RecursionError) as error:
+        raise ConfigError(f"the configuration cannot be read: {str(error) or type(error).__name__}") from None
+    return _to_config(node)
 
 
 def _schema() -> Any:
@@ -85,8 +91,9 @@ def _to_config(node: Any) -> RunConfig:
     try:
         merged = OmegaConf.merge(_schema(), node)
         config = OmegaConf.to_object(merged)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"the configuration does not fit its schema: {error}") from None
+    except (OmegaConfBaseException, RecursionError) as error:
+        reason = str(error) or type(error).__name__
+        raise ConfigError(f"the configuration does not fit its schema: {reason}") from None
     if not isinstance(config, RunConfig):
         raise ConfigError(f"expected a run configuration, found {type(config).__name__}")
     return config

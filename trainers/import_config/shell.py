@@ -70,7 +70,10 @@ def read_script(path: Path) -> Launch:
     source = path.read_bytes()
     tree = tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language())).parse(source)
     shell = _Shell()
-    shell.run(tree.root_node)
+    try:
+        shell.run(tree.root_node)
+    except RecursionError as error:
+        raise DataError(f"{path}: expected a launch script, found one that is nested too deeply") from error
     if not shell.launches:
         raise DataError(
             f"{path}: expected a command with settings such as data.train_batch_size=512, found none; pass the script "
@@ -243,7 +246,7 @@ class _Shell:
             return str(
                 _calculate(ast.parse(re.sub(r"\$?\{?\b([A-Za-z_]\w*)\}?", value, inner).strip(), mode="eval").body)
             ), ""
-        except (SyntaxError, ValueError, ZeroDivisionError, OverflowError):
+        except (SyntaxError, ValueError, ArithmeticError, MemoryError, RecursionError):
             return text, f"the value of {text}"
 
 
