@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from turntree.errors import CapacityError, ConfigError, RetrievalError
+from turntree.errors import CapacityError, ConfigError, RetrievalError, SearchIndexError
 from turntree.search_backend.bm25 import check_request
 from turntree.search_backend.dense_build import DenseKind
 from turntree.search_backend.encoder import Encoder, EncoderSettings, load_encoder
@@ -71,9 +71,19 @@ class DenseSearch:
                 raise ConfigError(f"dense search: expected {field.name} of at least 0 (0: default), found {value!r}")
             if field.type == "bool" and not flag:
                 raise ConfigError(f"dense search: expected {field.name} true or false, found {value!r}")
+            if field.type == "str" and field.name != "gpu" and not isinstance(value, str):
+                raise ConfigError(f"dense search: expected a string as {field.name}, found {value!r}")
         if made.gpu not in ("none", "one", "shard"):
             raise ConfigError(f"dense search: expected gpu=none, one or shard, found gpu={made.gpu!r}")
+        made.memory_bytes()
         return made
+
+    def memory_bytes(self) -> int | None:
+        """``memory_limit`` in bytes, None without one. Raises :class:`ConfigError` for what is no size."""
+        try:
+            return parse_bytes(self.memory_limit) if self.memory_limit else None
+        except ValueError as error:
+            raise ConfigError(f"memory_limit: {error}") from error
 
 
 class DenseBackend:
@@ -176,6 +186,12 @@ class DenseBackend:
         """FAISS's results by rounded score, then row; missing ones last."""
         wanted = min(wanted, len(self.passages), wanted if self._lock is None else _MOST)
         found, rows = self._call(np.ascontiguousarray(vectors, dtype=np.float32), wanted)
+        strange = rows[(rows < -1) | (rows >= len(self.passages))]
+        if len(strange):
+            raise SearchIndexError(
+                f"expected row numbers of the corpus's {len(self.passages)} passages from the index, found "
+                f"{strange[0]}: it has ids of its own (IndexIDMap, add_with_ids); write it again with rows as ids"
+            )
         scores = np.round((-found if self._distances else found).astype(np.float64), _DIGITS)
         scores[rows < 0] = -np.inf
         order = np.lexsort((rows, -scores), axis=-1)
@@ -237,12 +253,9 @@ def file_identity(path: Path) -> str:
 
 
 def _check_limit(path: Path, options: DenseSearch) -> None:
-    if not options.memory_limit or options.mmap or not path.is_file():
+    limit = options.memory_bytes()
+    if limit is None or options.mmap or not path.is_file():
         return
-    try:
-        limit = parse_bytes(options.memory_limit)
-    except ValueError as error:
-        raise ConfigError(f"memory_limit: {error}") from error
     size = path.stat().st_size
     if size > limit:
         raise CapacityError(

@@ -141,6 +141,7 @@ class DenseKind:
         built: dict[str, Any] = {"encoder": encoder.describe(), "dimension": encoder.dimension}
         if wanted.faiss_file:
             return {**built, **_adopt(store, folder, wanted, encoder)}
+        _check_cells(wanted, index_shape(make_index(wanted.factory, encoder.dimension), len(store)), len(store))
         flat = is_flat(wanted.factory)
         index, journal = folder / _INDEX, folder / _JOURNAL
         built |= {"file": _INDEX, "factory": wanted.factory, "seed": wanted.seed}
@@ -178,17 +179,22 @@ def _adopt(store: CorpusStore, folder: Path, wanted: DenseSettings, encoder: Enc
     return {"file": _INDEX, "factory": "", "file_identity": file_identity(source)}
 
 
+def _check_cells(wanted: DenseSettings, shape: Shape, rows: int) -> None:
+    """Refuse more cells than passages: known before anything is embedded."""
+    if shape.cells > rows:
+        raise ConfigError(
+            f"factory={wanted.factory!r}: expected at least one passage for each of its {shape.cells} cells, found "
+            f"{rows} passages; use fewer cells, or Flat for a corpus this small"
+        )
+
+
 def index_vectors(vectors: VectorFile, out: Path, wanted: DenseSettings, progress: Progress) -> None:
     """Train and fill an index; the file appears whole or not at all. After a stop this stage starts again."""
     faiss = import_faiss()
     index = make_index(wanted.factory, vectors.dimension)
     set_defaults(index)
     shape = index_shape(index, vectors.rows)
-    if shape.cells > vectors.rows:
-        raise ConfigError(
-            f"factory={wanted.factory!r}: expected at least one passage for each of its {shape.cells} cells, found "
-            f"{vectors.rows} passages; use fewer cells, or Flat for a corpus this small"
-        )
+    _check_cells(wanted, shape, vectors.rows)
     if shape.training:
         progress("train", 0, shape.training, wanted.factory)
         train_index(index, vectors.sample(shape.training, wanted.seed), wanted.factory)

@@ -140,6 +140,10 @@ def train_index(index: Any, sample: npt.NDArray[np.float32], factory: str) -> No
         return
     inner, own = _extract_ivf(index), faiss.downcast_index(index)
     owners: list[Any] = [inner, own, getattr(inner, "pq", None), getattr(own, "pq", None)]
+    rotations = [rotation for rotation in _rotations(own) if rotation.d_out % rotation.M == 0]
+    for rotation in rotations:  # each trains on a quantiser of its own, and borrows this one instead
+        owners.append(faiss.ProductQuantizer(rotation.d_out, rotation.M, 8))
+        rotation.pq = owners[-1]
     for owner in owners:
         if hasattr(owner, "cp"):
             owner.cp.min_points_per_centroid = 1  # FAISS prints a warning for each sub-quantiser otherwise
@@ -154,6 +158,18 @@ def train_index(index: Any, sample: npt.NDArray[np.float32], factory: str) -> No
             f"factory={factory!r} cannot be trained on {len(sample)} vectors ({reason}); use fewer cells or smaller "
             "codes, or Flat for a corpus this small"
         ) from error
+    finally:
+        for rotation in rotations:
+            rotation.pq = None
+
+
+def _rotations(index: Any) -> list[Any]:
+    """The rotations of OPQ in front of an index."""
+    faiss = import_faiss()
+    if not isinstance(index, faiss.IndexPreTransform):
+        return []
+    chain = [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
+    return [transform for transform in chain if isinstance(transform, faiss.OPQMatrix)]
 
 
 def set_defaults(index: Any) -> dict[str, int]:
@@ -213,6 +229,11 @@ def read_index(path: Path, *, mmap: bool, rows: int, dimension: int | None = Non
     except RuntimeError as error:
         reason = str(error).rpartition(": ")[2].strip()
         raise SearchIndexError(f"expected a FAISS index in {path}, found {reason}; build it again") from error
+    if index.metric_type not in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
+        raise SearchIndexError(
+            f"{path}: expected an index of inner products or squared Euclidean distances, found FAISS's metric "
+            f"{index.metric_type}; build it with METRIC_INNER_PRODUCT"
+        )
     if index.ntotal != rows:
         raise SearchIndexError(
             f"{path}: expected one vector for each of the corpus's {rows} passages, found {index.ntotal}; the index "

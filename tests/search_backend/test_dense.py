@@ -20,7 +20,14 @@ from turntree.search_backend import Passage, SearchBackend, save_corpus
 from turntree.search_backend.dense import DenseBackend, DenseSearch, open_faiss
 from turntree.search_backend.embedding import VectorFile, embed_corpus
 from turntree.search_backend.encoder import Encoder, load_encoder
-from turntree.search_backend.faiss_index import FlatHeader, import_faiss, index_shape, make_index, set_defaults
+from turntree.search_backend.faiss_index import (
+    FlatHeader,
+    import_faiss,
+    index_shape,
+    make_index,
+    set_defaults,
+    train_index,
+)
 from turntree.search_backend.index import build_index, check_fits, find_kind, open_index, open_store, read_manifest
 from turntree.search_backend.store import CorpusStore
 from turntree.search_backend.survey import Survey, survey
@@ -142,9 +149,11 @@ def test_search_parameters_are_checked_and_enter_the_fingerprint(bed: Path, tmp_
         open_index(ivf, ef_search=4)
     with pytest.raises(ConfigError, match="no search option 'nprob'"):
         open_index(ivf, nprob=4)
-    for bad in ({"nprobe": -1}, {"nprobe": True}, {"mmap": 1}, {"threads": "2"}, {"gpu": "all"}):
+    for bad in ({"nprobe": -1}, {"nprobe": True}, {"mmap": 1}, {"threads": "2"}, {"gpu": "all"}, {"encoder": 3}):
         with pytest.raises(ConfigError, match="dense search: expected"):
             open_index(ivf, **bad)
+    with pytest.raises(ConfigError, match="memory_limit: expected a size such as 8GB"):
+        open_index(ivf, memory_limit="plenty")
 
 
 def test_backends_pickle_and_serve_threads(bed: Path, tmp_path: Path) -> None:
@@ -268,6 +277,7 @@ def test_settings_are_checked_by_name(bed: Path, tmp_path: Path) -> None:
         kind.estimate(survey(bed / "store"), kind.settings({"encoder": encoder, "factory": "HSNW32"}))
     with pytest.raises(ConfigError, match="one passage for each of its 1024 cells, found 600"):
         build(bed, tmp_path / "index", factory="IVF1024,Flat")
+    assert not list((tmp_path / "index" / "index").iterdir())  # known before anything is embedded
 
 
 def test_an_encoder_that_changed_is_refused_and_one_that_moved_is_named(bed: Path, tmp_path: Path) -> None:
@@ -355,6 +365,41 @@ def test_an_l2_file_gives_the_same_order(bed: Path, tmp_path: Path) -> None:
     path = bare(bed, tmp_path / "l2.index", metric=faiss.METRIC_L2)
     backend = open_faiss(CorpusStore.open(bed / "store"), path, bed / "encoder")
     assert ids(backend.search(["word8 word9"], k=4)) == exact(bed, ["word8 word9"], 4)
+
+
+def test_a_file_with_ids_of_its_own_finds_rows_or_is_refused(bed: Path, tmp_path: Path) -> None:
+    corpus, encoder = CorpusStore.open(bed / "store"), load_encoder(bed / "encoder")
+    vectors = encoder.encode_passages(list(corpus))
+
+    def mapped(first: int) -> Path:
+        index = faiss.IndexIDMap(faiss.IndexFlatIP(encoder.dimension))
+        index.add_with_ids(vectors[::-1].copy(), np.arange(first, first + 600)[::-1].copy())
+        faiss.write_index(index, str(tmp_path / "mapped.index"))
+        return tmp_path / "mapped.index"
+
+    query = ["word8 word9"]
+    assert ids(open_faiss(corpus, mapped(0), encoder).search(query, k=4)) == exact(bed, query, 4)
+    for first in (1000, -1000):
+        with pytest.raises(SearchIndexError, match=r"row numbers of the corpus's 600 passages .* ids of its own"):
+            open_faiss(corpus, mapped(first), encoder).search(query, k=4)
+    with pytest.raises(SearchIndexError, match="ids of its own"):
+        build(bed, tmp_path / "index", faiss_file=str(mapped(1000)))
+
+
+def test_a_file_of_another_metric_is_refused(bed: Path, tmp_path: Path) -> None:
+    path = bare(bed, tmp_path / "l1.index", metric=faiss.METRIC_L1)
+    with pytest.raises(SearchIndexError, match="inner products or squared Euclidean distances, found FAISS's metric"):
+        open_faiss(CorpusStore.open(bed / "store"), path, bed / "encoder")
+
+
+def test_rotations_are_trained_in_silence(capfd: pytest.CaptureFixture[str]) -> None:
+    sample = np.random.default_rng(0).standard_normal((300, 8), dtype=np.float32)
+    index = make_index("OPQ2,IVF2,PQ2", 8)
+    train_index(index, sample, "OPQ2,IVF2,PQ2")
+    index.add(sample)
+    assert index.ntotal == 300
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""
 
 
 def test_files_of_another_corpus_or_encoder_are_refused(bed: Path, tmp_path: Path) -> None:
