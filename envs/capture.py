@@ -16,30 +16,37 @@ Generators, coroutines, cursors, weak references and whatever else cannot be pic
 from __future__ import annotations
 
 import copyreg
-import functools
 import io
 import pickle
 import re
 import sys
-import threading
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import gymnasium
 from gymnasium.utils import EzPickle
 
 from turntree.envs import values
+from turntree.envs.handles import (
+    Handle,
+    Ignored,
+    Kind,
+    Path,
+    find_handle,
+    find_paths,
+    get_data,
+    kind_of,
+    path_text,
+    put_data,
+    resolve,
+    second,
+    type_name,
+)
 from turntree.errors import SnapshotError
 
 __all__ = ["Capture", "Handle", "capture", "duplicate", "path_text"]
 
-Kind = Literal["lock", "shared", "connection", "database", "ignored", "refused"]
-Step: TypeAlias = tuple[Literal["layer", "attr", "item"], Any]
-Path: TypeAlias = tuple[Step, ...]
 Fields: TypeAlias = dict[str, Any]
 
 CONFIGURATION = frozenset({
@@ -48,45 +55,7 @@ CONFIGURATION = frozenset({
 })  # fmt: skip
 """Attributes of an environment or wrapper that are set once: never part of its state."""
 
-_KINDS: dict[tuple[str, str], Kind] = {
-    ("_thread", "lock"): "lock",
-    ("_thread", "RLock"): "lock",
-    ("_thread", "_local"): "shared",
-    ("builtins", "module"): "shared",
-    ("concurrent.futures._base", "Executor"): "shared",
-    ("multiprocessing.pool", "Pool"): "shared",
-    ("_io", "TextIOWrapper"): "connection",
-    ("_io", "_RawIOBase"): "connection",
-    ("_io", "BufferedReader"): "connection",
-    ("_io", "BufferedWriter"): "connection",
-    ("_io", "BufferedRandom"): "connection",
-    ("_io", "BufferedRWPair"): "connection",
-    ("_socket", "socket"): "connection",
-    ("sqlite3", "Connection"): "database",
-    ("subprocess", "Popen"): "connection",
-    ("threading", "Thread"): "connection",
-    ("multiprocessing.process", "BaseProcess"): "connection",
-    ("multiprocessing.connection", "_ConnectionBase"): "connection",
-    ("mmap", "mmap"): "connection",
-    ("builtins", "generator"): "refused",
-    ("builtins", "coroutine"): "refused",
-    ("builtins", "async_generator"): "refused",
-    ("builtins", "frame"): "refused",
-    ("sqlite3", "Cursor"): "refused",
-    ("builtins", "ReferenceType"): "refused",
-    ("weakref", "ReferenceType"): "refused",
-}
 _PLAIN = frozenset({str, int, float, bool, type(None), bytes, list, dict, tuple, set, frozenset, complex})
-
-
-@dataclass(frozen=True, slots=True)
-class Handle:
-    """Something live that a capture leaves out: where it is, what it is, and the data that goes with it."""
-
-    path: Path
-    type_name: str
-    kind: Kind
-    data: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +70,9 @@ class Capture:
 
         Raises ``SnapshotError`` when one of the handles is not there.
         """
-        found = [_find_handle(layers, handle) for handle in self.handles]
+        found = [find_handle(layers, handle) for handle in self.handles]
         for handle, live in zip(self.handles, found):
-            _put_data(live, handle, path_text(handle.path, len(layers)))
+            put_data(live, handle, path_text(handle.path, len(layers)))
         content: tuple[dict[int, Fields], Any] = _Reader(self.data, layers, found).load()
         return content
 
@@ -206,7 +175,7 @@ def duplicate(layers: Sequence[Any]) -> list[Any]:
     """New objects in the same state, with locks of their own; raises ``SnapshotError`` naming what cannot be shared."""
     fields = {i: {k: v for k, v in vars(e).items() if k not in _shared(e)} for i, e in enumerate(layers)}
     taken = _write(layers, (fields, None))
-    handles = [_second(_resolve(layers, handle.path), handle, len(layers)) for handle in taken.handles]
+    handles = [second(resolve(layers, handle.path), handle, len(layers)) for handle in taken.handles]
     twins = [object.__new__(type(layer)) for layer in layers]
     copied, _ = _Reader(taken.data, twins, handles).load()
     for index, twin in enumerate(twins):
@@ -217,26 +186,7 @@ def duplicate(layers: Sequence[Any]) -> list[Any]:
     return twins
 
 
-def path_text(path: Path, depth: int) -> str:
-    """A path as an expression, ``env.unwrapped.session.lock``; ``depth``: the number of layers."""
-    text = ""
-    for kind, key in path:
-        if kind == "layer":
-            text = "env.unwrapped" if key == depth - 1 else "env" + ".env" * key
-        else:
-            text += f".{key}" if kind == "attr" else f"[{key!r}]"
-    return text
-
-
 # -- writing -------------------------------------------------------------------------------------------------
-
-
-class _Ignored:
-    """Stands for an attribute that its class lists in ``__fork_ignore__``."""
-
-    def __init__(self, owner: Any, name: str) -> None:
-        self.owner = owner
-        self.name = name
 
 
 class _Writer(pickle.Pickler):
@@ -257,7 +207,7 @@ class _Writer(pickle.Pickler):
         layer = self.layers.get(id(obj))
         if layer is not None:
             return ("layer", layer)
-        found = _kind(obj)
+        found = kind_of(obj)
         if found is None:
             return None
         if found == "refused":
@@ -272,7 +222,7 @@ class _Writer(pickle.Pickler):
         if not ignored and not isinstance(obj, (gymnasium.Env, EzPickle)):
             return NotImplemented
         # EzPickle would build the object anew, without its state.
-        state = {k: _Ignored(obj, k) if k in ignored else v for k, v in vars(obj).items()}
+        state = {k: Ignored(obj, k) if k in ignored else v for k, v in vars(obj).items()}
         return copyreg.__newobj__, (type(obj),), state, None, None, _set_state  # type: ignore[attr-defined]
 
 
@@ -294,7 +244,7 @@ def _write(layers: Sequence[Any], value: Any) -> Capture:
         writer.dump(value)
     except (TypeError, AttributeError, pickle.PicklingError, RecursionError, NotImplementedError) as error:
         raise _refusal(layers, writer.last, error) from error
-    paths = _paths(layers, [obj for obj, _ in writer.handles])
+    paths = find_paths(layers, [obj for obj, _ in writer.handles])
     handles = (_handle(obj, kind, path) for (obj, kind), path in zip(writer.handles, paths))
     return Capture(buffer.getvalue(), tuple(handles))
 
@@ -319,227 +269,14 @@ def _shared(layer: Any) -> frozenset[str]:
 
 
 def _refusal(layers: Sequence[Any], culprit: Any, error: Exception) -> SnapshotError:
-    path = _paths(layers, [culprit])[0] if culprit is not None else ()
+    path = find_paths(layers, [culprit])[0] if culprit is not None else ()
     where = path_text(path, len(layers)) if path else "something inside the environment"
     return SnapshotError(
-        f"{where} is a {_type_name(culprit)}, which cannot be captured as data ({error}). Give the environment "
+        f"{where} is a {type_name(culprit)}, which cannot be captured as data ({error}). Give the environment "
         "get_state() and set_state(state), or list the attribute in __fork_ignore__ of its class if it is no state of "
         "an episode, or use Forkable(env, how='replay')"
     )
 
 
 def _handle(obj: Any, kind: Kind, path: Path) -> Handle:
-    return Handle(path, _type_name(obj.owner if kind == "ignored" else obj), kind, _get_data(obj, kind))
-
-
-# -- kinds ---------------------------------------------------------------------------------------------------
-
-
-def _kind(obj: Any) -> Kind | None:
-    if isinstance(obj, (FunctionType, type)):
-        return None if _importable(obj) else "shared"
-    return _kind_of_type(type(obj))  # type: ignore[arg-type]  # mypy takes a type[Any] for not hashable
-
-
-@functools.lru_cache(maxsize=4096)
-def _kind_of_type(cls: type) -> Kind | None:
-    if cls is _Ignored:
-        return "ignored"
-    if cls.__module__.partition(".")[0] == "pygame":
-        return "shared"
-    for base in cls.__mro__:
-        kind = _KINDS.get((base.__module__, base.__qualname__))
-        if kind is not None and not issubclass(cls, (io.BytesIO, io.StringIO)):
-            return kind
-    return None
-
-
-def _importable(obj: Any) -> bool:
-    found: Any = sys.modules.get(obj.__module__)
-    for name in obj.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is obj
-
-
-def _type_name(obj: Any) -> str:
-    cls = type(obj)
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
-
-
-# -- paths ---------------------------------------------------------------------------------------------------
-
-
-def _paths(layers: Sequence[Any], wanted: Sequence[Any]) -> list[Path]:
-    """The shortest path to each object, or an empty one; breadth first over everything that the layers hold."""
-    missing = {id(obj.owner if isinstance(obj, _Ignored) else obj) for obj in wanted}
-    found: dict[int, Path] = {}
-    queue: deque[tuple[Any, Path]] = deque((layer, (("layer", index),)) for index, layer in enumerate(layers))
-    seen = {id(layer) for layer in layers}
-    keep = []  # what is only made on the way must live on, or its identity would be used again
-    while queue and missing:
-        obj, path = queue.popleft()
-        if id(obj) in missing:
-            missing.discard(id(obj))
-            found[id(obj)] = path
-        for step, child in _children(obj):
-            if type(child) not in (str, int, float, bool, type(None), bytes) and id(child) not in seen:
-                seen.add(id(child))
-                keep.append(child)
-                queue.append((child, (*path, step)))
-    return [_path_of(obj, found) for obj in wanted]
-
-
-def _path_of(obj: Any, found: Mapping[int, Path]) -> Path:
-    if isinstance(obj, _Ignored):
-        path = found.get(id(obj.owner), ())
-        return (*path, ("attr", obj.name)) if path else ()
-    return found.get(id(obj), ())
-
-
-def _children(obj: Any) -> Iterator[tuple[tuple[Any, Any], Any]]:
-    if isinstance(obj, dict):
-        yield from ((("item", key), value) for key, value in list(obj.items()))
-    elif isinstance(obj, (list, tuple, deque)):
-        yield from ((("item", index), value) for index, value in enumerate(obj))
-    if isinstance(obj, (type, ModuleType, FunctionType)):
-        return
-    for name in _attributes(obj):
-        if name not in ("spec", "_cached_spec") and (value := getattr(obj, name, None)) is not None:
-            yield ("attr", name), value
-
-
-def _attributes(obj: Any) -> Iterator[str]:
-    yield from list(getattr(obj, "__dict__", ()))
-    for cls in type(obj).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        yield from (slots,) if isinstance(slots, str) else slots
-    if isinstance(obj, functools.partial):
-        yield from ("func", "args", "keywords")
-    elif isinstance(obj, MethodType):
-        yield from ("__self__", "__func__")
-    elif isinstance(obj, BuiltinMethodType):
-        yield "__self__"
-    yield from ("default_factory",) if hasattr(obj, "default_factory") else ()
-    if not _importable(type(obj)):
-        yield "__class__"
-
-
-def _resolve(layers: Sequence[Any], path: Path) -> Any:
-    """What stands at ``path``; raises ``LookupError`` or ``AttributeError``."""
-    if not path:
-        raise LookupError("a handle without a path")
-    obj: Any = None
-    for kind, key in path:
-        obj = layers[key] if kind == "layer" else getattr(obj, key) if kind == "attr" else obj[key]
-    return obj
-
-
-# -- handles -------------------------------------------------------------------------------------------------
-
-
-def _find_handle(layers: Sequence[Any], handle: Handle) -> Any:
-    where = path_text(handle.path, len(layers)) or "somewhere inside"
-    try:
-        live = _resolve(layers, handle.path)
-    except (LookupError, AttributeError, TypeError) as error:
-        raise SnapshotError(
-            f"the snapshot left out {where} ({handle.type_name}), and this environment has nothing there to attach "
-            "instead; open such handles in __init__, or list the attribute in __fork_ignore__ of its class"
-        ) from error
-    if handle.kind != "ignored" and _type_name(live) != handle.type_name:
-        raise SnapshotError(
-            f"expected {where} to be a {handle.type_name}, as where the snapshot was taken, found a {_type_name(live)}"
-        )
-    return live
-
-
-def _second(live: Any, handle: Handle, depth: int) -> Any:
-    """What a copy of the environment has in place of ``live``."""
-    if handle.kind == "lock":
-        return threading.RLock() if handle.type_name.endswith("RLock") else threading.Lock()
-    if handle.kind == "database" and isinstance(handle.data, bytes):
-        return _second_database(live, handle.data, path_text(handle.path, depth))
-    if handle.kind in ("connection", "database"):
-        raise SnapshotError(
-            f"{path_text(handle.path, depth)} is a {handle.type_name} that a copy of the environment cannot share. "
-            "Register the environment, so that a fork is made anew from its spec; or list the attribute in "
-            "__fork_ignore__ of its class if sharing it is safe"
-        )
-    return live
-
-
-def _second_database(live: Any, content: bytes, where: str) -> Any:
-    twin = _from_content(content, isolation_level=live.isolation_level)
-    own = _functions(live) - _functions(twin)
-    if own:
-        raise SnapshotError(
-            f"{where} has SQL functions of its own ({', '.join(sorted(own))}), which a copy of the connection lacks. "
-            "Register the environment, so that a fork is made anew from its spec"
-        )
-    twin.row_factory, twin.text_factory = live.row_factory, live.text_factory
-    return twin
-
-
-def _from_content(content: bytes, *, isolation_level: Any = "") -> Any:
-    import sqlite3
-
-    connection = sqlite3.connect(":memory:", isolation_level=isolation_level, check_same_thread=False)
-    with closing(sqlite3.connect(":memory:")) as source:
-        source.deserialize(content)
-        source.backup(connection)
-    return connection
-
-
-def _functions(connection: Any) -> set[str]:
-    return {name for (name,) in _rows(connection, "SELECT name FROM pragma_function_list")}
-
-
-def _rows(connection: Any, query: str) -> list[Any]:
-    cursor = connection.cursor()
-    cursor.row_factory = None
-    rows: list[Any] = cursor.execute(query).fetchall()
-    return rows
-
-
-def _get_data(obj: Any, kind: Kind) -> Any:
-    if kind == "database":
-        return obj.serialize() if _in_memory(obj) else obj.total_changes
-    if kind == "connection" and isinstance(obj, io.IOBase):
-        try:
-            return obj.tell()
-        except (OSError, ValueError):
-            return None
-    return None
-
-
-def _in_memory(connection: Any) -> bool:
-    return not any(file for _, name, file in _rows(connection, "PRAGMA database_list") if name == "main")
-
-
-def _put_data(live: Any, handle: Handle, where: str) -> None:
-    if handle.data is None:
-        return
-    if handle.kind != "database":
-        live.seek(handle.data)
-    elif isinstance(handle.data, bytes):
-        _write_back(live, handle.data, where)
-    elif live.total_changes != handle.data:
-        raise SnapshotError(
-            f"{where} is a database in a file, whose content is no part of a snapshot, and it does not stand where the "
-            f"snapshot was taken: expected {handle.data} changed rows, found {live.total_changes}. Keep it in memory, "
-            "use Forkable(env, how='replay'), or give the environment get_state() and set_state(state)"
-        )
-
-
-def _write_back(live: Any, content: bytes, where: str) -> None:
-    """By a backup, since after ``deserialize`` what the connection serializes would lack open transactions."""
-    import sqlite3
-
-    live.rollback()
-    with closing(_from_content(content)) as source:
-        try:
-            source.backup(live)
-        except sqlite3.OperationalError as error:
-            raise SnapshotError(
-                f"{where} cannot be written back ({error}): a query of it is still open; read it to its end first"
-            ) from error
+    return Handle(path, type_name(obj.owner if kind == "ignored" else obj), kind, get_data(obj, kind))
