@@ -87,7 +87,7 @@ FUZZ ?= 1000000
 FUZZED := grammars:42 metrics:32 injection:1 loaders:5 snapshots:10 server:9 configs:1
 
 fuzz: venv
-	@for part in $(FUZZED); do TURNTREE_FUZZ=$$(( $(FUZZ) * $${part\#*:} / 100 )) $(PYTEST) -q tests/fuzz/test_$${part%:*}.py $(ARGS) || exit 1; done
+	@for part in $(FUZZED); do TURNTREE_FUZZ=$$(( $(FUZZ) * $${part#*:} / 100 )) $(PYTEST) -q tests/fuzz/test_$${part%:*}.py $(ARGS) || exit 1; done
 
 # On a machine with a GPU, after `pip install 'turntree[vllm]'`: what no CPU can test.
 test-gpu: venv
