@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import tokenize
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,8 +65,8 @@ def map_array(path: Path) -> npt.NDArray[Any]:
     """
     try:
         header = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise SearchIndexError(f"expected an array at {path}, found {error}; build the index again") from error
+    except (OSError, ValueError, EOFError, SyntaxError, tokenize.TokenError) as error:
+        raise SearchIndexError(f"expected an array at {path}, found {error!s:.160}; build the index again") from error
     if not isinstance(header, np.ndarray):
         raise SearchIndexError(f"expected an array at {path}, found a {type(header).__name__}; build the index again")
     return header.view(np.ndarray)
@@ -94,7 +95,10 @@ def cut(path: Path, size: int) -> None:
 @contextmanager
 def building(folder: Path) -> Iterator[None]:
     """Make the folder, and keep a second builder out of it. The lock ends with the process, however that ends."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # a file is there, or the folder above cannot be written
+        raise SearchIndexError(f"expected a folder to write at {folder}, found {error}; choose another") from error
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:

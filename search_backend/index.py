@@ -209,15 +209,17 @@ def build_index(
 
     ``corpus``: a corpus file, whose store is then written into the folder, or a :class:`CorpusStore` (or its folder),
     which the manifest refers to. A build that was stopped, even by kill -9, goes on and gives the same bytes; a
-    finished one is opened. ``replace`` removes another index that the folder holds; without it that is a
-    :class:`SearchIndexError`. A new index must find passages by their own words (:func:`self_test`). Nothing is
-    estimated here, see :func:`check_fits`.
+    finished one is opened. ``replace`` removes another index that the folder holds (but not the corpus that it is
+    built from); without it that is a :class:`SearchIndexError`. A new index must find passages by their own words
+    (:func:`self_test`). Nothing is estimated here, see :func:`check_fits`.
     """
     folder = Path(out)
     found = find_kind(kind)
     settings = found.settings(options or {})
     request = {"kind": kind, "settings": settings}
     with building(folder):
+        if replace:
+            _expect_elsewhere(corpus, folder)
         _make_room(folder, request, replace=replace)
         if not is_index(folder):
             write_json(folder / _REQUEST, request)
@@ -255,6 +257,17 @@ def _make_room(folder: Path, request: Mapping[str, Any], *, replace: bool) -> No
         (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / _FILES, ignore_errors=True)
     shutil.rmtree(folder / _CORPUS, ignore_errors=True)
+
+
+def _expect_elsewhere(corpus: str | Path | CorpusStore, folder: Path) -> None:
+    """Refuse to remove what is to be read."""
+    source = (corpus.folder if isinstance(corpus, CorpusStore) else Path(corpus)).resolve()
+    removed = [folder.resolve() / name for name in (_CORPUS, _FILES)]
+    if source == folder.resolve() or any(source.is_relative_to(part) for part in removed):
+        raise SearchIndexError(
+            f"expected a corpus outside of {folder}, which is to be replaced, found {source} in it: the corpus would "
+            "be removed too; build in another folder, or from the corpus file"
+        )
 
 
 def _store(corpus: str | Path | CorpusStore, folder: Path, progress: Progress) -> CorpusStore:
@@ -315,7 +328,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
             f"this version of turntree"
         )
     wrong = [name for name, kind in _PARTS.items() if not isinstance(manifest.get(name), kind)]
-    if not wrong and not manifest["corpus"].keys() >= _CORPUS_PARTS:
+    if not wrong and not (manifest["corpus"].keys() >= _CORPUS_PARTS and isinstance(manifest["corpus"]["path"], str)):
         wrong = ["corpus"]
     if wrong:
         raise SearchIndexError(
@@ -353,7 +366,14 @@ def open_index(folder: str | Path, **options: Any) -> SearchBackend:
         if found != size:
             what = "no file" if found is None else f"{found} bytes"
             raise SearchIndexError(f"{file}: expected {size} bytes, found {what}; build the index again")
-    return find_kind(manifest["kind"]).open(store, path / _FILES, manifest, **options)
+    kind = find_kind(manifest["kind"])
+    try:
+        return kind.open(store, path / _FILES, manifest, **options)
+    except KeyError as error:
+        raise SearchIndexError(
+            f"{path / _MANIFEST}: expected the manifest of a {manifest['kind']} index, found it without {error}; build "
+            "the index again"
+        ) from error
 
 
 def _expect_corpus(folder: Path, store: CorpusStore) -> None:

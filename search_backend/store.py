@@ -202,6 +202,11 @@ class CorpusStore(Sequence[Passage]):
 
     def _bytes(self, start: int, end: int) -> bytes:
         """Read at a place: without a shared position, so threads and forks do not disturb each other."""
+        if not 0 <= start <= end <= self.text_bytes:
+            raise SearchIndexError(
+                f"{self.folder / 'ends.npy'}: expected passages within {self.text_bytes} bytes, found one from {start} "
+                f"to {end}; build the store again"
+            )
         data = os.pread(self._file, end - start, start)
         while len(data) < end - start:  # a single read stops at 2 GiB
             more = os.pread(self._file, end - start - len(data), start + len(data))
@@ -442,4 +447,9 @@ def _encode(text: str) -> bytes:
 
 
 def _decode(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise SearchIndexError(
+            f"expected UTF-8 text in a corpus store, found {error}; build the store again"
+        ) from error

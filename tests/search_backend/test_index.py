@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -128,6 +129,35 @@ def test_building_again_opens_and_other_settings_are_refused(tmp_path: Path, cor
     with pytest.raises(SearchIndexError, match="expected an index or an empty folder"):
         build_index(corpus, tmp_path, kind="bm25", replace=True)
     assert corpus.is_file()
+
+
+def test_replacing_an_index_does_not_remove_the_corpus_it_is_built_from(tmp_path: Path, corpus: Path) -> None:
+    folder = tmp_path / "index"
+    build_index(corpus, folder, kind="bm25")
+    before = contents(folder)
+    for source in (folder, folder / "corpus", CorpusStore.open(folder / "corpus")):
+        with pytest.raises(SearchIndexError, match="the corpus would be removed too; build in another folder"):
+            build_index(source, folder, kind="bm25", options={"b": 0.1}, replace=True)
+        assert contents(folder) == before
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, corpus: Path) -> None:
+    for out in (corpus, corpus / "below"):
+        with pytest.raises(SearchIndexError, match=r"expected a folder to write at .*; choose another"):
+            build_index(corpus, out, kind="bm25")
+    assert corpus.is_file()
+
+
+@pytest.mark.parametrize("place", [8, 30, -3])
+@pytest.mark.parametrize("name", ["corpus/ends.npy", "corpus/records.bin", "index/indptr.csc.index.npy"])
+def test_damaged_bytes_are_errors_of_the_index(tmp_path: Path, corpus: Path, name: str, place: int) -> None:
+    """What opening or searching stumbles over; the bytes are not compared with a hash, which would read them all."""
+    build_index(corpus, tmp_path / "index", kind="bm25")
+    data = bytearray((tmp_path / "index" / name).read_bytes())
+    data[place] ^= 0xFF
+    (tmp_path / "index" / name).write_bytes(bytes(data))
+    with contextlib.suppress(SearchIndexError):
+        open_index(tmp_path / "index").search([f"number{i}" for i in range(60)], k=60)
 
 
 def test_what_the_manifest_does_not_describe_is_refused(tmp_path: Path, corpus: Path) -> None:
@@ -261,6 +291,8 @@ def test_an_index_of_the_corpus_of_another_index_is_estimated_and_built(
         ('"corpus": {', '"body": {', "without a valid 'corpus'"),
         ('"fingerprint"', '"print"', "without a valid 'corpus'"),
         ('"files": {', '"files": [], "x": {', "without a valid 'files'"),
+        ('"path": "corpus"', '"path": 3', "without a valid 'corpus'"),
+        ('"kind": "bm25"', '"kind": "dense"', "the manifest of a dense index, found it without 'encoder'"),
         ('"k1": 0.9', '"k9": 0.9', "bm25 has no option 'k9'"),
         ('"kind": "bm25"', '"kind": "os:path"', "without \\['settings', 'estimate'"),
     ],
