@@ -48,7 +48,7 @@ class RemoteSettings:
         check_address(self.url, what="url", example=_EXAMPLE)
         if self.dialect not in DIALECTS:
             raise ConfigError(f"dialect={self.dialect!r}: expected one of {', '.join(DIALECTS)}")
-        check_number("max_queries", self.max_queries, minimum=1)
+        check_number("max_queries", self.max_queries, minimum=1, whole=True)
 
 
 class RemoteBackend:

@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -78,11 +79,11 @@ class SearchStore:
         keys = {_key(fingerprint, query, k): query for query in queries}
         with self._locked():
             rows = self._select("SELECT key, found, session FROM answers WHERE key IN ({})", list(keys))
-            answers = {keys[key]: json.loads(found) for key, found, of in rows if session in (None, of)}
+            answers = {keys[key]: _found(found) for key, found, of in rows if session in (None, of)}
             hashes = list(dict.fromkeys(bytes.fromhex(h) for found in answers.values() for h, _ in found))
             rows = self._select("SELECT hash, id, title, text FROM passages WHERE hash IN ({})", hashes)
-            passages = {h.hex(): (_read(name), _read(title), _read(text)) for h, name, title, text in rows}
-            return {q: [Passage(*passages[h], score) for h, score in found] for q, found in answers.items()}
+            passages = {h.hex(): _passage(h, name, title, text) for h, name, title, text in rows}
+            return {q: [replace(passages[h], score=score) for h, score in found] for q, found in answers.items()}
 
     def put(
         self, fingerprint: str, answers: Mapping[str, Sequence[Passage]], k: int, *, session: str = "", source: str = ""
@@ -214,6 +215,27 @@ def _key(fingerprint: str, query: str, k: int) -> bytes:
 
 def _hash(passage: Passage) -> bytes:
     return hashlib.sha256(json.dumps([passage.id, passage.title, passage.text]).encode()).digest()
+
+
+def _found(text: str) -> list[tuple[str, float | None]]:
+    """Hash and score of each passage of an answer. Raises ``ValueError`` for what this module did not write."""
+    found = json.loads(text)
+    if not isinstance(found, list):
+        raise ValueError(f"expected the passages of an answer, found {text[:60]!r}")
+    for each in found:
+        if not (isinstance(each, list) and len(each) == 2 and isinstance(each[0], str)):
+            raise ValueError(f"expected a passage's hash and score, found {each!r:.60}")
+        if each[1] is not None and not isinstance(each[1], float):
+            raise ValueError(f"expected a score, found {each[1]!r:.60}")
+    return [(name, score) for name, score in found]
+
+
+def _passage(hashed: bytes, *fields: str | bytes) -> Passage:
+    """A stored passage. Raises ``ValueError`` where it is not the one that was stored: the file is damaged."""
+    passage = Passage(*map(_read, fields))
+    if _hash(passage) != hashed:
+        raise ValueError(f"the passage {passage.id!r:.60} is damaged; restore the file, or record it again")
+    return passage
 
 
 def _written(text: str) -> str | bytes:

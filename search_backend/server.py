@@ -81,8 +81,10 @@ class ServerSettings:
             if field.name.endswith("_s"):
                 check_seconds(field.name, value)
             elif field.name.startswith("max_") or field.name in ("workers", "default_k"):
-                check_number(field.name, value, minimum=0 if field.name == "max_wait_ms" else 1)
-        if not 0 <= self.port <= 65535:
+                wait = field.name == "max_wait_ms"
+                check_number(field.name, value, minimum=0 if wait else 1, whole=not wait)
+        check_number("port", self.port, minimum=0, whole=True)
+        if self.port > 65535:
             raise ConfigError(f"port={self.port}: expected 0 (any free one) to 65535")
         if self.max_queue < self.max_queries:
             raise ConfigError(

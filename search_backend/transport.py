@@ -50,7 +50,7 @@ class Limits:
         check_seconds("breaker_reset_s", self.breaker_reset_s)
         check_number("backoff_s", self.backoff_s, minimum=0)
         for name, minimum in (("retries", 0), ("concurrency", 1), ("breaker_failures", 1)):
-            check_number(name, getattr(self, name), minimum=minimum)
+            check_number(name, getattr(self, name), minimum=minimum, whole=True)
 
     @property
     def seconds(self) -> float:

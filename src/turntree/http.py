@@ -105,8 +105,9 @@ def check_seconds(name: str, value: float) -> None:
         raise ConfigError(f"{name}={value!r}: expected finite seconds above 0, or null for the default")
 
 
-def check_number(name: str, value: float, *, minimum: float) -> None:
-    """A finite number of at least ``minimum``. Raises ``ConfigError``."""
-    wrong = isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)
-    if wrong or value < minimum:
-        raise ConfigError(f"{name}={value!r}: expected a finite number of at least {minimum:g}")
+def check_number(name: str, value: float, *, minimum: float, whole: bool = False) -> None:
+    """A finite number of at least ``minimum``, an integer where it must be ``whole``. Raises ``ConfigError``."""
+    kinds = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value) or value < minimum:
+        what = "an integer" if whole else "a finite number"
+        raise ConfigError(f"{name}={value!r}: expected {what} of at least {minimum:g}")

@@ -383,7 +383,8 @@ def test_the_token_is_in_no_message(scripted_server: Any, monkeypatch: pytest.Mo
     "options",
     [
         {"url": "127.0.0.1:8000"}, {"url": "http://me:secret@h/"}, {"url": "ftp://h/"}, {"dialect": "other"},
-        {"retries": -1}, {"concurrency": 0}, {"max_queries": 0}, {"breaker_failures": 0},
+        {"retries": -1}, {"concurrency": 0}, {"max_queries": 0}, {"breaker_failures": 0}, {"retries": 1.5},
+        {"max_queries": 2.0}, {"concurrency": True},
         {"token_env": "NOT_SET_AT_ALL"},
     ],
 )  # fmt: skip

@@ -255,11 +255,23 @@ def test_kill_minus_nine_loses_nothing_that_was_finished(tmp_path: Path) -> None
         store.close()
 
 
-def test_a_damaged_row_is_an_error_not_a_result(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM passages",
+        "UPDATE passages SET text = 'u'",
+        "UPDATE passages SET id = '2'",
+        *(
+            f"UPDATE answers SET found = '{found}'"
+            for found in ("x", "null", "{}", "[1]", '[["zz", 1.0]]', '[["", "1"]]')
+        ),
+    ],
+)
+def test_a_damaged_row_is_an_error_not_a_result(tmp_path: Path, damage: str) -> None:
     store = SearchStore(tmp_path / "s.sqlite")
     store.put("f", {"q": [Passage("1", "", "t", 1.0)]}, 1)
     with sqlite3.connect(store.path) as raw:
-        raw.execute("DELETE FROM passages")
+        raw.execute(damage)
     with pytest.raises(RetrievalError, match="failed"):
         store.get("f", ["q"], 1)
 

@@ -464,7 +464,8 @@ def test_metrics_info_and_openapi(search_server: Start) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"port": 70000}, {"workers": 0}, {"max_batch": 0}, {"max_wait_ms": -1}, {"body_timeout_s": float("inf")},
+    [{"port": 70000}, {"port": "80"}, {"workers": 0}, {"workers": 1.5},
+     {"max_batch": 0}, {"max_wait_ms": -1}, {"body_timeout_s": float("inf")},
      {"search_timeout_s": 0}, {"max_queue": 10, "max_queries": 20}],
 )  # fmt: skip
 def test_settings_are_checked(options: dict[str, Any]) -> None:
