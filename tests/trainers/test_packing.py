@@ -420,11 +420,8 @@ def test_pairs_of_a_small_tree() -> None:
     first, second, _ = shared.children
     pairs = [Pair(second, first, 0.5), Pair(last, shared, 0.25)]
     (pack,) = pack_pairs([group], max_pack_tokens=100, pairs=lambda _: pairs)
-    assert {str(k): v.tolist() for k, v in pack["pairs"].items()} == {
-        "winner": [4, 5],
-        "loser": [2, 0],
-        "margin": [0.5, 0.25],
-    }
+    found = {key: pack["pairs", key].tolist() for key in ("winner", "loser", "margin")}
+    assert found == {"winner": [4, 5], "loser": [2, 0], "margin": [0.5, 0.25]}
     assert columns(pack, "occurrences")["weight"] == [1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0]
     assert pack["pairs", "winner"].dtype == pack["pairs", "loser"].dtype == torch.int64
     assert pack["pairs", "margin"].dtype == torch.float32
