@@ -98,6 +98,12 @@ class Statistics:
     def failed(self) -> int:
         return self.reasons["failed"]
 
+    @property
+    def missing(self) -> str:
+        """What is still to be played, in words."""
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{self.unplayed} trajectories were not played{failed}"
+
     def mean(self, name: str, *, kept: bool = True) -> float | None:
         """Mean of a number over the kept trajectories, or over all."""
         found = self._numbers.get(name, ([], []))[kept]

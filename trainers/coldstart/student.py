@@ -87,7 +87,10 @@ class Student:
         while turns and not turns[-1].learnt:
             turns.pop()
         if not turns:
-            raise DataError(f"demonstration {uid}: no turn of it was executed, so there is nothing to learn from")
+            raise DataError(
+                f"demonstration {uid}: no turn of it was executed, so there is nothing to learn from; leave such "
+                "ones out (sft.unfit=drop), or keep better ones (coldstart.min_score, coldstart.filters.format)"
+            )
         return taught_group(row["prompt"], turns, self.dialogue, uid=uid, max_tokens=self.max_context_tokens)
 
     def _learnt(self, turn: Mapping[str, Any], number: int, uid: str) -> bool:

@@ -217,7 +217,7 @@ def _data(config: RunConfig, report: Report) -> _Data:
     made = make(plan, folder.path / "coldstart", report=report)
     if made.statistics.stopped:
         raise EngineError(
-            f"{made.statistics.unplayed} trajectories were not played: {made.statistics.stopped}; go on with "
+            f"{made.statistics.missing}: {made.statistics.stopped}; go on with "
             f"resume=true, or learn from what there is: sft.data={folder.path / 'coldstart'}"
         )
     return _Data(read_kept(folder.path / "coldstart"), plan.core.metric, folder)

@@ -69,7 +69,7 @@ def run_coldstart(overrides: Sequence[str]) -> None:
     kept = [*(o for o in overrides if not o.startswith("out=")), f"out={done.folder}"]
     if statistics.stopped:
         hint = resume_hint("coldstart", kept)
-        raise EngineError(f"{statistics.unplayed} trajectories were not played: {statistics.stopped}; {hint}")
+        raise EngineError(f"{statistics.missing}: {statistics.stopped}; {hint}")
     if statistics.failed:
         say(f"{statistics.failed} trajectories failed; to play them again, {resume_hint('coldstart', kept)}")
 

@@ -150,6 +150,7 @@ def test_a_dead_engine_leaves_what_was_played(plan: MakePlan, played_by: Run, tm
     many = plan("coldstart.samples=40")
     done = played_by(Accident(fail=fail), many, tmp_path)
     assert "requests in a row" in done.statistics.stopped
+    assert done.statistics.missing.endswith(f" trajectories were not played, {done.statistics.failed} failed")
     assert done.statistics.unplayed > 0
     assert done.statistics.generated + done.statistics.unplayed == 160
     document = json.loads((tmp_path / "statistics.json").read_text())
