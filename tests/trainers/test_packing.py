@@ -445,8 +445,8 @@ def test_refusals_say_what_was_found() -> None:
     wrong: list[tuple[Advantages, str]] = [
         (
             Advantages("turn", (tuple(turns[:3]),)),
-            r"^no advantages for group 0, scored leaf 3; credit must run over the same groups, in the same order, as were "
-            r"packed$",
+            r"^no advantages for group 0, scored leaf 3; credit must run over the same groups, in the same order, as "
+            r"were packed$",
         ),
         (
             Advantages("turn", ((np.zeros(1), *turns[1:]),)),
