@@ -18,6 +18,7 @@ from turntree.errors import ConfigError, SearchIndexError
 from turntree.search_backend.embedding import CHUNK, VectorFile, embed_corpus
 from turntree.search_backend.encoder import Encoder, EncoderSettings, load_encoder
 from turntree.search_backend.faiss_index import (
+    CODEBOOK,
     Shape,
     import_faiss,
     index_shape,
@@ -130,7 +131,8 @@ class DenseKind:
         cells = 2 ** max(2, round(math.log2(max(4 * math.sqrt(max(corpus.passages, 1)), 4))))
         dimension = _calibrate(DenseSettings(**settings).encoder_settings(), corpus.sample).dimension
         pieces = next((m for m in (96, 64, 48, 32, 16, 8, 4, 2, 1) if dimension % m == 0 and m <= dimension // 4), 1)
-        smaller = ("Flat", "SQ8", f"IVF{cells},PQ{pieces}")
+        enough = corpus.passages >= max(cells, CODEBOOK)  # to train it on
+        smaller = ("Flat", "SQ8", *([f"IVF{cells},PQ{pieces}"] if enough else []))
         return [{**given, "factory": factory} for factory in smaller if factory != settings["factory"]]
 
     def build(

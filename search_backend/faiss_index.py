@@ -17,6 +17,7 @@ from turntree.errors import CapacityError, ConfigError, MissingExtraError, Searc
 from turntree.search_backend.machine import human_bytes
 
 __all__ = [
+    "CODEBOOK",
     "FlatHeader",
     "Shape",
     "import_faiss",
@@ -31,6 +32,8 @@ __all__ = [
     "train_index",
 ]
 
+CODEBOOK = 256
+"""Codes of a product quantiser's piece: it cannot be trained on fewer vectors."""
 _TRAIN_BYTES = 1_000_000_000  # the largest training sample held in memory
 _PER_CENTROID = 64
 _EF_SEARCH = 128  # FAISS's own 16 finds three quarters of the nearest vectors where 128 finds nearly all

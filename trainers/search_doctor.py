@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turntree.errors import TurnTreeError
-from turntree.search_backend.index import find_kind, is_index, read_manifest, total_estimate
+from turntree.search_backend.faiss_index import CODEBOOK
+from turntree.search_backend.index import find_kind, is_index, open_store, read_manifest, total_estimate
 from turntree.search_backend.machine import available_memory, free_disk, human_bytes
 from turntree.search_backend.survey import Estimate, Survey, survey
 from turntree.trainers.config import RunConfig
@@ -39,11 +40,12 @@ def search_lines(config: RunConfig) -> Iterator[SearchLine]:
         return
     try:
         if is_index(path):
+            open_store(path)  # an index whose corpus is gone cannot be opened
             yield _index(Path(path))
             return
         about = survey(path)
     except TurnTreeError as error:
-        yield SearchLine("corpus", False, path, str(error), "correct search.corpus or search.index")
+        yield SearchLine("corpus", False, path, str(error), "correct --corpus, search.corpus or search.index")
         return
     memory, disk = available_memory(), free_disk(Path(path))
     size = f"{'' if about.exact else 'about '}{about.passages} passages, {human_bytes(about.text_bytes)} of text"
@@ -109,11 +111,10 @@ def _dense(about: Survey) -> Iterator[tuple[str, Estimate]]:
     """Sizes by arithmetic, so that no encoder is loaded: bytes of a passage's vector, training sample, passages."""
     rows = about.passages
     cells = 2 ** max(2, round(math.log2(4 * math.sqrt(max(rows, 1)))))
-    for name, vector, temporary in (
-        ("Flat", 4 * _DIMENSION, 0),
-        ("SQ8", _DIMENSION, 4 * _DIMENSION),
-        (f"IVF{cells},PQ96", 96 + 8, 4 * _DIMENSION),
-    ):
+    choices = [("Flat", 4 * _DIMENSION, 0), ("SQ8", _DIMENSION, 4 * _DIMENSION)]
+    if rows >= max(cells, CODEBOOK):
+        choices.append((f"IVF{cells},PQ96", 96 + 8, 4 * _DIMENSION))
+    for name, vector, temporary in choices:
         index = vector * rows
         work = 0 if name == "Flat" else index + 4 * _DIMENSION * min(rows, 256 * cells)
         disk = index + temporary * rows + about.disk

@@ -334,6 +334,8 @@ def test_alternatives_are_smaller_and_can_be_built(bed: Path, tmp_path: Path) ->
     assert [n.mapped for n in needs] == sorted((n.mapped for n in needs), reverse=True)
     with pytest.raises(CapacityError, match=r"what would fit: --kind dense --set encoder=.* --set factory=Flat"):
         check_fits(kind, wiki, chosen, tmp_path, memory_limit=4 * 10**9, disk_limit=10**12)
+    few = Survey(255, 10_000, True, sample)  # a product quantiser cannot be trained on these
+    assert [way["factory"] for way in kind.alternatives(few, chosen)] == ["Flat", "SQ8"]
 
 
 # -- peers' files ---------------------------------------------------------------------------------------------

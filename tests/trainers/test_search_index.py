@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from turntree.envs.search_qa import SearchQACore
 from turntree.envs.tools import SearchTool
 from turntree.errors import ConfigError, SearchIndexError
+from turntree.search_backend import Passage, save_corpus
 from turntree.search_backend.index import build_index
 from turntree.search_backend.lexical import MappedBM25
 from turntree.trainers.config import RunConfig
@@ -73,7 +75,15 @@ def test_the_doctor_says_what_fits_of_a_corpus(
     assert checks["search bm25"].means == "take this to begin with: nothing to build"
     assert "--kind bm25" in checks["search index bm25"].do
     assert "search index dense Flat" in checks
+    save_corpus(tmp_path / "few.jsonl", [Passage(str(i), "", f"text {i}") for i in range(255)])
+    few = {c.name for c in diagnose(make_config(f"search.corpus={tmp_path / 'few.jsonl'}"))}
+    assert "search index dense SQ8" in few
+    assert not any("PQ" in name for name in few)  # it could not be trained on these
     (line,) = [c for c in diagnose(make_config(f"search.index={index}")) if c.name == "index"]
     assert "bm25" in line.found
     failed = [c for c in diagnose(make_config(f"search.corpus={tmp_path / 'absent.jsonl'}")) if c.level == "fail"]
     assert [c.name for c in failed] == ["corpus"]
+    shutil.copytree(index, tmp_path / "index")
+    (tmp_path / "index" / "corpus" / "store.json").unlink()
+    (line,) = [c for c in diagnose(make_config(f"search.index={tmp_path / 'index'}")) if c.level == "fail"]
+    assert "expected a corpus store at" in line.means
