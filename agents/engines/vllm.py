@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from turntree.agents.engines.protocol import Generation, Request, check_requests
+from turntree.agents.engines.reaper import Reaper
 from turntree.agents.engines.vllm_request import make_generation, sampling_arguments, topk_entropy
 from turntree.agents.tokenizer import Tokenizer, end_ids
 from turntree.errors import ConfigError, EngineError
@@ -389,16 +390,20 @@ def _module(name: str) -> Any:
 def watch_core(core: Any) -> None:
     """Wake up who waits for vLLM's process when it is killed: its own client (0.32) would wait for ever.
 
-    Where another version keeps its processes otherwise nothing is watched.
+    And end that process when this one is killed, which it would not notice. Where another version keeps its processes
+    otherwise nothing is watched.
     """
     manager = getattr(getattr(core, "resources", None), "engine_manager", None)
-    sentinels = [process.sentinel for process in getattr(manager, "processes", ())]
+    processes = list(getattr(manager, "processes", ()))
     answers, calls = getattr(core, "outputs_queue", None), getattr(core, "utility_results", None)
-    if not sentinels or answers is None or calls is None:
+    if not processes or answers is None or calls is None:
         return
+    reaper = Reaper(process.pid for process in processes)
 
     def watch() -> None:
-        wait(sentinels)
+        wait([process.sentinel for process in processes])
+        if not any(process.is_alive() for process in processes):
+            reaper.release()
         error = EngineError("vLLM's process ended")
         answers.put(error)
         for call in list(calls.values()):

@@ -18,6 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.agents.test_reaper import gone, until
 from turntree.agents.engines.protocol import Generation, Prefix, Request, SamplingParams
 from turntree.agents.engines.vllm import VLLMEngine, check_published, publish_folder, require_vllm
 from turntree.agents.engines.vllm_local import LocalServer, local_server
@@ -362,6 +363,34 @@ def test_a_killed_process_ends_the_engine_and_never_hangs(model: Any, tokenizer:
     with pytest.raises(EngineError):
         engine.update_weights(1)
     engine.close()
+
+
+HOLDER = """
+import sys, time
+from turntree.agents.engines.vllm import VLLMEngine
+from turntree.agents.models import load_tokenizer
+
+if __name__ == "__main__":
+    engine = VLLMEngine(sys.argv[1], load_tokenizer(sys.argv[1]), max_context_tokens=256)
+    processes = engine.llm.llm_engine.engine_core.resources.engine_manager.processes
+    print("processes", *[process.pid for process in processes], flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@needs_vllm
+def test_a_killed_trainer_leaves_no_process_of_vllm_behind(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    save_model(model, tokenizer, tmp_path / "model")
+    (tmp_path / "holder.py").write_text(HOLDER, encoding="utf-8")
+    command = [sys.executable, str(tmp_path / "holder.py"), str(tmp_path / "model")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        line = next(line for line in holder.stdout if line.startswith("processes"))
+        holder.kill()
+    pids = [int(word) for word in line.split()[1:]]
+    assert pids
+    assert until(lambda: all(map(gone, pids)))
 
 
 @pytest.mark.slow
