@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import sys
@@ -14,29 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.benchmarks.scripts import script
 from turntree.trainers.compose import compose
 from turntree.trainers.credit import Advantages, grpo
 from turntree.trainers.store import TreeStore
 from turntree.trainers.tree import Group, Node, Tree
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-
-def module(name: str) -> Any:
-    """A script of the benchmarks, which are no package."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(FOLDER))
-
-
-turnworld = module("turnworld")
-worlds = module("_turnworld")
-stored = module("_algorithms_store")
-analysis = module("_algorithms_analysis")
-simulator = module("_algorithms_simulator")
-models = module("_algorithms_model")
+turnworld = script("turnworld")
+worlds = script("_turnworld")
+stored = script("_algorithms_store")
+analysis = script("_algorithms_analysis")
+simulator = script("_algorithms_simulator")
+models = script("_algorithms_model")
 
 SMALL = worlds.World(10, 4, 2, (2, 3), advantage=0.5, known=0.3, tokens=8_000)
 

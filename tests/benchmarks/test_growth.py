@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+from tests.benchmarks.scripts import script
 
-
-def module(name: str) -> Any:
-    """A script of the benchmarks, which are no package."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(FOLDER))
-
-
-growth = module("growth")
-parts = module("_slow_parts")
-scaling = module("scaling")
-overhead = module("overhead")
+growth = script("growth")
+parts = script("_slow_parts")
+scaling = script("scaling")
+overhead = script("overhead")
 
 FAST = parts.BatchCurve(0.0001, 0.0)
 

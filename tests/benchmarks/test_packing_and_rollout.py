@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.benchmarks.scripts import script
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
-def module(name: str) -> Any:
-    """A script of the benchmarks, which are no package."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(FOLDER))
-
-
-packing = module("packing")
-rollout = module("rollout")
-shapes = module("_shapes")
+packing = script("packing")
+rollout = script("rollout")
+shapes = script("_shapes")
 
 TINY = Namespace(quick=True, hidden=64, layers=1, threads=1)
 SHAPE = shapes.Shape("small", 1, 3, 1, 2, shapes.SHAPES[1].rule, shapes.Lengths(40).scaled(0.1))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,28 +14,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.benchmarks.scripts import script
 from turntree.errors import ConfigError
 from turntree.trainers.config import AlgorithmConfig
 from turntree.trainers.credit import Advantages
 from turntree.trainers.seeds import derive_rng
 from turntree.trainers.tree import Group, Node
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-
-def module(name: str) -> Any:
-    """A script of the benchmarks, which are no package."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(FOLDER))
-
-
-turnworld = module("turnworld")
-worlds = module("_turnworld")
-rollouts = module("_turnworld_rollout")
-learning = module("_turnworld_learn")
+turnworld = script("turnworld")
+worlds = script("_turnworld")
+rollouts = script("_turnworld_rollout")
+learning = script("_turnworld_learn")
 
 SMALL = worlds.World(2, 4, 2, (1, 2), advantage=0.5, known=0.3, tokens=4_000)
 ONE = worlds.World(1, 3, 2, (1,), advantage=0.3, known=0.0, tokens=4_000)
