@@ -82,14 +82,15 @@ def read_layout(folder: Path) -> Layout:
     Layouts: sentence-transformers (``modules.json``), a plain Hugging Face encoder (``config.json``), model2vec.
     """
     folder = Path(folder)
-    modules = _json(folder / "modules.json") or []
-    config = _json(folder / "config.json") or {}
+    modules = [_object(module, folder / "modules.json") for module in _json(folder / "modules.json", list) or []]
+    config = _json(folder / "config.json", dict) or {}
     if not modules and not config:
         raise ConfigError(
             f"expected a folder with an encoder (modules.json or config.json), found none in {folder}; models are "
             "local folders here: `turntree model minilm --out DIR` writes one"
         )
-    stored = (_json(folder / "config_sentence_transformers.json") or {}).get("prompts") or {}
+    about = folder / "config_sentence_transformers.json"
+    stored = _object((_json(about, dict) or {}).get("prompts") or {}, about)
     static = config.get("model_type") == "model2vec" or any(
         str(module.get("type", "")).endswith("StaticEmbedding") for module in modules
     )
@@ -129,10 +130,19 @@ def find_family(layout: Layout, name: str) -> Family:
     )
 
 
-def _json(path: Path) -> Any:
+def _json(path: Path, kind: type[Any]) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"expected JSON in {path}, found {error}; write the model folder again") from error
+    if value is not None and not isinstance(value, kind):
+        raise DataError(f"expected a {kind.__name__} in {path}, found {value!r:.60}; write the model folder again")
+    return value
+
+
+def _object(value: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise DataError(f"expected JSON objects in {path}, found {value!r:.60}; write the model folder again")
+    return value

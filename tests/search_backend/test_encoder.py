@@ -81,9 +81,18 @@ def test_a_name_that_tells_nothing_is_asked_for(tmp_path: Path) -> None:
         find_family(read_layout(folder), "bgee")
     (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.Transformer"}]')
     assert find_family(read_layout(folder), "auto").name == "plain"
-    (folder / "modules.json").write_text("[")
-    with pytest.raises(DataError, match="expected JSON"):
-        read_layout(folder)
+    for name, text, message in (
+        ("config_sentence_transformers.json", '{"prompts": ["query: "]}', "expected JSON objects in"),
+        ("config.json", "[1]", "expected a dict in"),
+        ("modules.json", '["a"]', "expected JSON objects in"),
+        ("modules.json", '{"type": "b"}', "expected a list in"),
+        ("modules.json", "[", "expected JSON in"),
+    ):
+        (folder / name).write_text(text)
+        with pytest.raises(DataError, match=message):
+            read_layout(folder)
+    with pytest.raises(ConfigError, match="expected a folder with an encoder"):
+        read_layout(folder / "config.json")
 
 
 def test_a_reranker_is_no_encoder(tmp_path: Path) -> None:
