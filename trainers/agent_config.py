@@ -31,6 +31,7 @@ class AgentConfig:
         one_of("agent.language", self.language, ("", "en", "zh"))
         if self.name == "react":
             given = [n for n in ("summarizer_args", "eval_summarizer", "eval_summarizer_args") if getattr(self, n)]
+            given += ["summarizer"] if self.summarizer != type(self).summarizer else []
             if given:
                 raise ConfigError(f"agent.{given[0]} is an option of agent=planner_summarizer, but agent=react")
         elif self.eval_summarizer_args and not self.eval_summarizer:

@@ -283,6 +283,7 @@ def test_turntree_evaluate_swaps_the_summariser_and_closes_everything(
         (["agent.language=fr"], "agent.language"),
         (["agent.summarizer_args.model=x"], "agent=planner_summarizer, but agent=react"),
         (["agent.eval_summarizer=rule"], "agent=planner_summarizer, but agent=react"),
+        (["agent.summarizer=rule"], r"agent\.summarizer is an option of agent=planner_summarizer, but agent=react"),
         (["agent=planner_summarizer", "agent.eval_summarizer_args.model=x"], "agent.eval_summarizer is empty"),
         (["agent=planner_summarizer", "reward.finisher=a:b"], "agent.summarizer"),
     ],
