@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from turntree.errors import DataError
-from turntree.search_backend.layouts import read_passages
+from turntree.search_backend.layouts import read_passages, unit
 from turntree.search_backend.passage import Passage
 from turntree.search_backend.rows import json_line, parse_contents, render_contents
 
@@ -28,9 +28,10 @@ def load_corpus(path: str | Path) -> list[Passage]:
     for place, passage in read_passages(Path(path)):
         first = seen.setdefault(passage.id, place.number)
         if first != place.number:
+            where = unit(Path(path))
             raise DataError(
-                f"{path}, line {place.number}: expected unique ids, found id {passage.id!r} again "
-                f"(first on line {first}); make the ids unique"
+                f"{path}, {where} {place.number}: expected unique ids, found id {passage.id!r} again "
+                f"(first on {where} {first}); make the ids unique"
             )
         passages.append(passage)
     return passages

@@ -18,7 +18,7 @@ from turntree.errors import DataError, MissingExtraError
 from turntree.search_backend.passage import Passage
 from turntree.search_backend.rows import parse_contents, passage_of, string_at
 
-__all__ = ["Layout", "Place", "compressed_bytes", "detect_layout", "read_passages"]
+__all__ = ["Layout", "Place", "compressed_bytes", "detect_layout", "read_passages", "unit"]
 
 Layout = Literal["jsonl", "json_list", "json_dict", "tsv", "parquet"]
 """Layouts of corpus files."""
@@ -83,6 +83,12 @@ def detect_layout(path: Path) -> Layout:
     if text.startswith(b"{"):
         return _object_layout(text, whole=len(head) < _HEAD)
     return "tsv" if b"\t" in text.partition(b"\n")[0] else "jsonl"
+
+
+def unit(path: Path) -> str:
+    """What :attr:`Place.number` counts in a file: ``line``, ``entry`` or ``row``."""
+    layout = detect_layout(path)
+    return "row" if layout == "parquet" else "entry" if layout in ("json_list", "json_dict") else "line"
 
 
 def _object_layout(text: bytes, *, whole: bool) -> Layout:

@@ -25,7 +25,7 @@ from turntree.search_backend.files import (
     write_json,
 )
 from turntree.search_backend.keys import KeyTable, key_hash, write_keys
-from turntree.search_backend.layouts import Place, read_passages
+from turntree.search_backend.layouts import Place, read_passages, unit
 from turntree.search_backend.passage import Passage
 
 __all__ = ["CorpusStore", "Progress", "corpus_fingerprint", "is_store", "quiet", "scored_passages"]
@@ -406,9 +406,11 @@ class _Builder:
                 return
             id = _decode(id_of(pair[0]))
         first, again = self._lines(pair)
+        where = unit(self._path) if self._path is not None else "passage"
         raise DataError(
-            f"{self._path}, line {again}: expected unique ids, found id {id!r} again (first on line {first}); make "
-            f"the ids unique, and remove {self._folder} before the next build (or give turntree index build --replace)"
+            f"{self._path or 'the corpus'}, {where} {again}: expected unique ids, found id {id!r} again (first on "
+            f"{where} {first}); make the ids unique, and remove {self._folder} before the next build (or give turntree "
+            "index build --replace)"
         )
 
     def _lines(self, rows: tuple[int, int]) -> tuple[int, int]:

@@ -60,7 +60,7 @@ def test_a_document_larger_than_what_is_read_at_once(tmp_path: Path) -> None:
         ('[{"title": "a"}]', r"entry 1: expected .* found the keys \['title'\]"),
         ('{\n"a" "b"}', 'line 2: expected "title": text'),
         ('{"a": 7}', "entry 1: expected a string under 'text', found 7"),
-        ('{"a": "x", "a": "y"}', "line 2: expected unique ids, found id 'a' again"),
+        ('{"a": "x", "a": "y"}', r"entry 2: expected unique ids, found id 'a' again \(first on entry 1\)"),
     ],
 )
 def test_broken_documents_say_where(tmp_path: Path, text: str, message: str) -> None:

@@ -193,3 +193,9 @@ def test_two_builders_of_one_folder_are_refused(tmp_path: Path) -> None:
             CorpusStore.build(path, tmp_path / "store")
 
     CorpusStore.build(path, tmp_path / "store", progress=second)
+
+
+def test_duplicates_among_passages_in_memory_are_counted_from_one(tmp_path: Path) -> None:
+    rows = [Passage("a", "", "x"), Passage("b", "", "y"), Passage("a", "", "z")]
+    with pytest.raises(DataError, match=r"the corpus, passage 3: .* found id 'a' again \(first on passage 1\)"):
+        CorpusStore.from_passages(rows, tmp_path / "store")
