@@ -110,3 +110,16 @@ def test_import_config_prints_a_command_and_fails_where_options_clash(tmp_path: 
     failed = call("import-config", bad)
     assert failed.exit_code == 1
     assert "these options do not go together" in failed.output
+
+
+def test_a_world_is_written_over_nothing_else(tmp_path: Path) -> None:
+    small = ("--profile", "quickstart", "--entities", 80, "--questions", 5)
+    for _ in range(2):  # the same one again is no loss
+        assert call("world", "--out", tmp_path / "w", "--seed", 1, *small).exit_code == 0
+    written = (tmp_path / "w" / "questions.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=r"found corpus\.jsonl and questions\.jsonl and meta\.json of something"):
+        call("world", "--out", tmp_path / "w", "--seed", 2, *small)
+    assert (tmp_path / "w" / "questions.jsonl").read_bytes() == written
+    write(tmp_path / "mine" / "questions.jsonl", {"question": "Q", "answer": "A"})
+    with pytest.raises(ConfigError, match="choose another --out, or remove them"):
+        call("world", "--out", tmp_path / "mine", "--seed", 1, *small)

@@ -27,14 +27,33 @@ def run_world(
     language: Language = "en",
     measure: bool = False,
 ) -> None:
-    """``turntree world``."""
+    """``turntree world``. Raises :class:`ConfigError` rather than write over another world or files of the user's."""
     from turntree.envs.worlds import generate_world
 
     world = generate_world(profile, seed=seed, split=split, entities=entities, questions=questions, language=language)
+    _refuse_other(out, world)
     world.save(out)
     say(f"{len(world.passages)} passages, {len(world.questions)} questions -> {out}")
     if measure:
         _measure(world)
+
+
+def _refuse_other(out: Path, world: World) -> None:
+    from turntree.envs.worlds import load_world
+    from turntree.errors import ConfigError, DataError
+
+    held = [name for name in ("corpus.jsonl", "questions.jsonl", "meta.json") if (out / name).exists()]
+    if not held:
+        return
+    try:
+        same = load_world(out).meta == world.meta
+    except DataError:
+        same = False
+    if not same:
+        raise ConfigError(
+            f"{out}: expected a new folder, or the same world, found {' and '.join(held)} of something else; "
+            "choose another --out, or remove them"
+        )
 
 
 def _measure(world: World) -> None:
