@@ -142,7 +142,7 @@ def retrieve_form(body: bytes, limits: RequestLimits) -> Ask:
     value = _value(body)
     if "queries" in value and ("topk_retrieval" in value or "topk_rerank" in value):
         both = _read(RetrieveRerank, value)
-        left = both.topk_rerank or limits.default_k
+        left = _k(both.topk_rerank, "topk_rerank", limits)
         k = max(_k(both.topk_retrieval, "topk_retrieval", limits), left)
         return Ask(
             _queries(both.queries, limits),
