@@ -77,6 +77,12 @@ def test_train_help_lists_every_option_with_its_doc() -> None:
         assert f"{group}{','.join(choices)}" in text
 
 
+def test_the_list_of_commands_cuts_no_sentence() -> None:
+    text = turntree("-h").stdout
+    assert "..." not in text
+    assert "question by question." in " ".join(text.split())
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str) -> None:
     done = turntree(command, "-h")

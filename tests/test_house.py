@@ -34,6 +34,7 @@ FLOORS = {
     "commands": 4,
     "cli": 4,
     "cli_exchange": 4,
+    "cli_help": 4,
     "__main__": 4,
 }
 

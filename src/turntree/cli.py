@@ -10,6 +10,7 @@ import click
 
 from turntree import __version__
 from turntree.cli_exchange import COMMANDS
+from turntree.cli_help import Configured, Listed
 from turntree.errors import RankError, TurnTreeError
 from turntree.trainers.distributed.launch import LOST, is_launched
 
@@ -21,31 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
-class Configured(click.Command):
-    """A command whose arguments are ``key=value`` overrides; its help lists every option with its default."""
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from turntree.trainers.compose import config_groups
-        from turntree.trainers.config import documented_options
-
-        with formatter.section("Config groups (GROUP=CHOICE)"):
-            formatter.write_dl([(group, ", ".join(choices)) for group, choices in config_groups().items()])
-        with formatter.section("Options (KEY=VALUE), with the defaults of the schema"):
-            formatter.write_dl([(f"{key}={_shown(default)}", doc) for key, default, doc in documented_options()])
-
-
-def _shown(default: Any) -> str:
-    if default is None:
-        return "null"
-    if isinstance(default, bool):
-        return str(default).lower()
-    return str(default) if default != "" else "''"
-
-
 overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(cls=Listed, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="turntree")
 def cli() -> None:
     """Train search agents by branching their turns, and measure what they learned."""
@@ -368,7 +348,7 @@ def audit_reward(as_json: bool, **options: Any) -> None:
     run_audit(as_json=as_json, **options)
 
 
-@cli.group()
+@cli.group(cls=Listed)
 def check() -> None:
     """Test whether a piece of your own keeps the library's laws."""
 
@@ -400,7 +380,7 @@ def check_env(
     )
 
 
-@cli.group()
+@cli.group(cls=Listed)
 def index() -> None:
     """Search indexes on disk: build one from a corpus, look at it, ask it."""
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from turntree.cli_help import Listed
+
 __all__ = ["COMMANDS"]
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -17,7 +19,7 @@ _unanswerable = click.option(
 _json = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 
 
-@click.group()
+@click.group(cls=Listed)
 def data() -> None:
     """Question files and published question sets."""
 
