@@ -320,7 +320,7 @@ def _read_parquet(path: Path, start: Place) -> Iterator[tuple[Place, Passage]]:
                     number += 1
                     if number > start.number:
                         yield Place(number), passage_of(row, f"{path}, row {number}")
-    except pyarrow.lib.ArrowException as error:
+    except (pyarrow.lib.ArrowException, UnicodeDecodeError, OverflowError) as error:
         raise DataError(
             f"{path}, after row {number}: expected a parquet file, found {error}; fetch it again"
         ) from error

@@ -189,7 +189,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
                 for data in batch.to_pylist():
                     number += 1
                     yield Row(f"{path}, row {number}", number, data)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
         raise DataError(f"{path}: expected a complete parquet file, found {error}; fetch it again") from error
 
 

@@ -182,7 +182,7 @@ def test_a_file_that_is_cut_off_is_refused(tape: Tape) -> None:
             found = reader(written(part.encode()))
         except DataError:
             continue
-        assert len(found) == part.count("}")
+        assert len(found) == part.count("\n") + (not part.endswith("\n"))
 
 
 @fuzz("loaders", size=64, share=3)
