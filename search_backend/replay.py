@@ -230,9 +230,9 @@ def _found(text: str) -> list[tuple[str, float | None]]:
     return [(name, score) for name, score in found]
 
 
-def _passage(hashed: bytes, *fields: str | bytes) -> Passage:
+def _passage(hashed: bytes, id: str | bytes, title: str | bytes, text: str | bytes) -> Passage:
     """A stored passage. Raises ``ValueError`` where it is not the one that was stored: the file is damaged."""
-    passage = Passage(*map(_read, fields))
+    passage = Passage(_read(id), _read(title), _read(text))
     if _hash(passage) != hashed:
         raise ValueError(f"the passage {passage.id!r:.60} is damaged; restore the file, or record it again")
     return passage
