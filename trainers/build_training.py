@@ -16,7 +16,7 @@ from turntree.trainers.distributed.ranks import Ranks
 from turntree.trainers.distributed.setup import AdamW, build_strategy
 from turntree.trainers.distributed.strategy import Strategy
 from turntree.trainers.losses import Aggregation, Clip, RatioGradient, RatioLevel, TurnRatio
-from turntree.trainers.objectives import PolicyObjective, loss_needs
+from turntree.trainers.objectives import ObjectiveArgs, PolicyObjective, loss_needs
 from turntree.trainers.packing import SharedTurns
 from turntree.trainers.preparation import Preparation
 from turntree.trainers.task import Task, build_task, has_split
@@ -84,6 +84,30 @@ def build_optimizer(config: RunConfig, bench: Bench, *, value_head: torch.nn.Mod
     return build_strategy(config, ranks, bench.model, value_head, adamw=adamw)
 
 
+def objective_args(config: RunConfig) -> ObjectiveArgs:
+    """What the configuration says of the objective, as arguments of :class:`PolicyObjective`."""
+    algorithm = config.algorithm
+    return {
+        "ratio": cast("RatioLevel", algorithm.ratio),
+        "turn_ratio": cast("TurnRatio", algorithm.turn_ratio),
+        "ratio_gradient": cast("RatioGradient", algorithm.ratio_gradient),
+        "clip": cast("Clip", algorithm.clip),
+        "clip_low": algorithm.clip_low,
+        "clip_high": algorithm.clip_high,
+        "dual_clip": algorithm.dual_clip,
+        "by_turns": algorithm.by_turns,
+        "aggregation": cast("Aggregation", algorithm.aggregation),
+        "sum_norm": algorithm.sum_norm,
+        "kl_coef": algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0,
+        "kl_estimator": algorithm.kl_estimator,
+        "entropy_coef": algorithm.entropy_coef,
+        "value_coef": algorithm.value_coef,
+        "value_clip": algorithm.value_clip,
+        "temperature": config.sampling.temperature,
+        "importance_cap": config.trainer.importance_cap,
+    }
+
+
 def build_objective(
     config: RunConfig,
     bench: Bench,
@@ -93,27 +117,5 @@ def build_objective(
     strategy: Strategy,
 ) -> PolicyObjective:
     """What the run minimises."""
-    algorithm = config.algorithm
-    return PolicyObjective(
-        bench.model,
-        ratio=cast("RatioLevel", algorithm.ratio),
-        turn_ratio=cast("TurnRatio", algorithm.turn_ratio),
-        ratio_gradient=cast("RatioGradient", algorithm.ratio_gradient),
-        clip=cast("Clip", algorithm.clip),
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        dual_clip=algorithm.dual_clip,
-        by_turns=algorithm.by_turns,
-        aggregation=cast("Aggregation", algorithm.aggregation),
-        sum_norm=algorithm.sum_norm,
-        kl_coef=algorithm.kl_coef if algorithm.kl_in == "loss" else 0.0,
-        kl_estimator=algorithm.kl_estimator,
-        entropy_coef=algorithm.entropy_coef,
-        value_head=value_head,
-        value_coef=algorithm.value_coef,
-        value_clip=algorithm.value_clip,
-        temperature=config.sampling.temperature,
-        importance_cap=config.trainer.importance_cap,
-        loss=loss,
-        forward=strategy.forward,
-    )
+    arguments = objective_args(config)
+    return PolicyObjective(bench.model, value_head=value_head, loss=loss, forward=strategy.forward, **arguments)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +13,12 @@ import torch
 from safetensors.torch import load_file
 
 from turntree.errors import ConfigError
+from turntree.trainers.build_training import objective_args
 from turntree.trainers.checkpoint import latest_checkpoint, load_checkpoint
-from turntree.trainers.compose import config_groups
+from turntree.trainers.compose import compose, config_groups
 from turntree.trainers.learner import TrainResult, train
 from turntree.trainers.metrics import TIMING
+from turntree.trainers.objectives import ObjectiveArgs, PolicyObjective, at2po, dapo, grpo, gspo, tree_grpo
 from turntree.trainers.run_folder import read_metrics
 
 if TYPE_CHECKING:
@@ -50,6 +54,15 @@ def test_two_updates_of_every_recipe(bed: Bed, tmp_path: Path, recipe: str) -> N
         assert math.isfinite(row["actor/grad_norm"])
     moved = weights(tmp_path / "run" / "model")
     assert any(not torch.equal(before, moved[name]) for name, before in weights(bed.model).items())
+
+
+@pytest.mark.parametrize("preset", [grpo, tree_grpo, at2po, gspo, dapo], ids=lambda preset: preset.__name__)
+def test_presets_of_objectives_are_those_of_the_recipes(preset: Callable[[], ObjectiveArgs]) -> None:
+    recipe = dict[str, Any](objective_args(compose([f"algorithm={preset.__name__}"])))
+    defaults = {name: p.default for name, p in inspect.signature(PolicyObjective).parameters.items()}
+    ours: dict[str, Any] = {name: defaults[name] for name in recipe} | dict(preset())
+    assert list(ours.pop("by_turns")) == list(recipe.pop("by_turns"))
+    assert ours == recipe
 
 
 def test_the_recipes_are_the_ones_that_are_promised() -> None:
