@@ -222,7 +222,8 @@ class FlatHeader:
 def read_index(path: Path, *, mmap: bool, rows: int, dimension: int | None = None) -> Any:
     """Read an index file; mapped, its vectors and graph stay on disk until a search touches them.
 
-    Raises :class:`SearchIndexError` for a file that is no index, or one of another number of rows or dimensions.
+    Raises :class:`SearchIndexError` for a file that is no index, or one of another number of rows or dimensions,
+    :class:`CapacityError` where memory does not suffice to read it.
     """
     faiss = import_faiss()
     # IO_FLAG_MMAP maps inverted lists only; IO_FLAG_MMAP_IFC maps every kind, graphs included.
@@ -232,6 +233,11 @@ def read_index(path: Path, *, mmap: bool, rows: int, dimension: int | None = Non
     except RuntimeError as error:
         reason = str(error).rpartition(": ")[2].strip()
         raise SearchIndexError(f"expected a FAISS index in {path}, found {reason}; build it again") from error
+    except MemoryError as error:
+        raise CapacityError(
+            f"{path}: too little memory to read the index, a file of {human_bytes(path.stat().st_size)}; leave "
+            "mmap=true (it stays on disk), or build it again where it is mapped already: then the file is damaged"
+        ) from error
     if index.metric_type not in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
         raise SearchIndexError(
             f"{path}: expected an index of inner products or squared Euclidean distances, found FAISS's metric "

@@ -404,6 +404,33 @@ def test_rotations_are_trained_in_silence(capfd: pytest.CaptureFixture[str]) -> 
     assert captured.out + captured.err == ""
 
 
+SHORT_OF_MEMORY = """
+import resource, sys
+from pathlib import Path
+from turntree.errors import CapacityError
+from turntree.search_backend.faiss_index import import_faiss, read_index
+
+import_faiss()
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 100_000_000,) * 2)
+try:
+    read_index(Path(sys.argv[1]), mmap=False, rows=int(sys.argv[2]))
+except CapacityError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="limits the memory of a process as Linux does")
+def test_too_little_memory_for_an_index_that_is_read_whole(tmp_path: Path) -> None:
+    rows, path = 10**6, tmp_path / "large.index"
+    header = FlatHeader.of(rows, 64)
+    path.write_bytes(header.bytes)
+    os.truncate(path, header.file_bytes(rows, 64))  # 256 MB that take no place on disk
+    command = [sys.executable, "-c", SHORT_OF_MEMORY, str(path), str(rows)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "too little memory to read the index, a file of 256 MB; leave mmap=true" in done.stdout, done.stderr
+
+
 def test_files_of_another_corpus_or_encoder_are_refused(bed: Path, tmp_path: Path) -> None:
     corpus = CorpusStore.open(bed / "store")
     short = bare(bed, tmp_path / "short.index", count=599)
