@@ -166,8 +166,13 @@ class CorpusStore(Sequence[Passage]):
         return next((row for row in self._keys.candidates(_encode(id)) if self._id(row) == id), None)
 
     def scored(self, rows: npt.ArrayLike, scores: Iterable[float]) -> list[Passage]:
-        """The passages of rows in any order (integers from 0, [n]), each with its score: a search's results."""
+        """The passages of rows in any order (integers from 0, [n]), each with its score: a search's results.
+
+        Raises ``IndexError`` for a row that the store does not have.
+        """
         at = np.asarray(rows, dtype=np.int64)
+        if at.size and not 0 <= at.min() <= at.max() < self._count:  # the rows before are looked at: -1 would pass
+            raise IndexError(f"expected rows from 0 to {self._count - 1}, found {at.min()} to {at.max()}")
         starts = np.where(at > 0, self._ends[at - 1], 0).astype(np.int64)
         sizes = self._ends[at].astype(np.int64) - starts
         found = []

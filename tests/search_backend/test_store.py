@@ -199,3 +199,13 @@ def test_duplicates_among_passages_in_memory_are_counted_from_one(tmp_path: Path
     rows = [Passage("a", "", "x"), Passage("b", "", "y"), Passage("a", "", "z")]
     with pytest.raises(DataError, match=r"the corpus, passage 3: .* found id 'a' again \(first on passage 1\)"):
         CorpusStore.from_passages(rows, tmp_path / "store")
+
+
+def test_results_of_rows_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    store = CorpusStore.from_passages(numbered(3), tmp_path / "store")
+    assert store.scored([], []) == []
+    for row in (-1, 3, -4):
+        with pytest.raises(IndexError, match=f"expected rows from 0 to 2, found {row} to {row}"):
+            store.scored([row], [1.0])
+    with pytest.raises(ValueError, match="zip"):
+        store.scored([0, 1], [1.0])
