@@ -6,6 +6,7 @@ as policy optimisation; observations and template boundaries carry a zero mask b
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import time
@@ -183,31 +184,8 @@ def train_sft(
         own = torch.optim.AdamW(model.parameters(), betas=(0.9, config.adam_beta2), weight_decay=config.weight_decay)
         strategy = Single(model, own, parameters=model.parameters(), clip=max_grad_norm)
     ranks = strategy.ranks
-    state = _State()
-    found = ranks.main(lambda: resumable_checkpoint(checkpoints) if resume and checkpoints is not None else None)
-    if found is not None:
-        loaded = load_checkpoint(found, model=trained_part(model), optimizer=strategy, fingerprint=fingerprint)
-        strategy.adopt()
-        state = _State.from_json(loaded.state)
-
-    def save() -> None:
-        strategy.sync()
-        folder = checkpoints
-        if folder is None or state.saved_step == state.step:
-            return
-        moments, state.saved_step = Gathered(strategy.state_dict()), state.step
-        ranks.main(
-            lambda: save_checkpoint(
-                folder,
-                state.step,
-                model=trained_part(model),
-                optimizer=moments,
-                state=state.to_json(),
-                fingerprint=fingerprint,
-                keep=1,
-            )
-        )
-
+    state = _resume(model, strategy, checkpoints, fingerprint) if resume and checkpoints is not None else _State()
+    save = functools.partial(_save, model, strategy, state, checkpoints, fingerprint)
     strategy.train(True)
     while state.step < config.steps and not ranks.any(should_stop()):
         if config.max_seconds is not None and state.seconds >= config.max_seconds:
@@ -229,6 +207,43 @@ def train_sft(
     save()
     strategy.train(False)
     return SftResult(state.step, state.seconds, tuple(state.losses), state.skipped)
+
+
+def _resume(
+    model: PreTrainedModel, strategy: Strategy, checkpoints: Path, fingerprint: Mapping[str, Any] | None
+) -> _State:
+    """Where the newest whole checkpoint stands, loaded into model and strategy; the start where there is none."""
+    found = strategy.ranks.main(lambda: resumable_checkpoint(checkpoints))
+    if found is None:
+        return _State()
+    loaded = load_checkpoint(found, model=trained_part(model), optimizer=strategy, fingerprint=fingerprint)
+    strategy.adopt()
+    return _State.from_json(loaded.state)
+
+
+def _save(
+    model: PreTrainedModel,
+    strategy: Strategy,
+    state: _State,
+    checkpoints: Path | None,
+    fingerprint: Mapping[str, Any] | None,
+) -> None:
+    """Save where training stands, if it does not lie there yet."""
+    strategy.sync()
+    if checkpoints is None or state.saved_step == state.step:
+        return
+    moments, state.saved_step = Gathered(strategy.state_dict()), state.step
+    strategy.ranks.main(
+        lambda: save_checkpoint(
+            checkpoints,
+            state.step,
+            model=trained_part(model),
+            optimizer=moments,
+            state=state.to_json(),
+            fingerprint=fingerprint,
+            keep=1,
+        )
+    )
 
 
 def _update(strategy: Strategy, packs: Sequence[Pack], *, rate: float) -> tuple[list[dict[str, float]], float]:
