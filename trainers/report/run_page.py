@@ -114,8 +114,9 @@ def _tiles(run: RunHistory) -> Iterator[tuple[str, str, str]]:
         yield f"validation {name}", form(curve.y[-1]), f"[{form(curve.low[-1])}, {form(curve.high[-1])}]"
         if len(curve.y) > 1 and run.validations[0].get("step") == 0:
             gain = curve.y[-1] - curve.y[0]
-            size = f"{100 * abs(gain):.1f} points" if form is share else form(abs(gain))
-            yield "gain", ("+" if gain >= 0 else "\u2212") + size, f"from {form(curve.y[0])}"
+            size = f"{100 * abs(gain):.1f}" if form is share else form(abs(gain))
+            unit = "points, " if form is share else ""
+            yield "gain", ("+" if gain >= 0 else "\u2212") + size, f"{unit}from {form(curve.y[0])}"
     last = run.last
     reward = run.curve("critic/rewards/mean")
     if reward is not None:
