@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from _common import Figure
 
 from turntree.search_backend.passage import Passage
 
-__all__ = ["figures"]
+__all__ = ["Load", "figures", "load"]
 
 DIMENSIONS = 384
 CLIENTS = 64
@@ -135,8 +135,11 @@ class Load:
         return float(np.percentile(np.array(self.latencies), 100 * share)) * 1000
 
 
-def load(url: str, *, clients: int, seconds: float, each: int = 1) -> Load:
-    """``clients`` that ask ``each`` queries a request, one request after the other, for ``seconds``."""
+def load(url: str, *, clients: int, seconds: float, each: int = 1, ask: Callable[[int], str] = "q{}".format) -> Load:
+    """``clients`` that ask ``each`` queries a request, one request after the other, for ``seconds``.
+
+    ``ask``: the n-th query. Raises ``RuntimeError`` for the first answer that is no result.
+    """
     host, _, port = url.removeprefix("http://").partition(":")
     latencies: list[float] = []
 
@@ -144,7 +147,7 @@ def load(url: str, *, clients: int, seconds: float, each: int = 1) -> Load:
         reader, writer = await asyncio.open_connection(host, int(port))
         asked = number * 61
         while time.perf_counter() < until:
-            queries = [f"q{asked + i}" for i in range(each)]
+            queries = [ask(asked + i) for i in range(each)]
             asked += each
             body = json.dumps({"queries": queries, "topk": TOP_K, "return_scores": True}).encode()
             head = f"POST /retrieve HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
