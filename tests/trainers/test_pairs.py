@@ -93,7 +93,10 @@ def test_pairs_are_ordered_siblings_with_a_positive_margin(random_groups: Groups
             assert pair.margin <= max(kept)
 
 
-@pytest.mark.parametrize("options", [{"min_margin": -0.1}, {"min_margin": float("nan")}, {"max_pairs_per_parent": 0}])
+@pytest.mark.parametrize(
+    "options",
+    [{"min_margin": -0.1}, {"min_margin": float("nan")}, {"min_margin": float("inf")}, {"max_pairs_per_parent": 0}],
+)
 def test_options_are_checked(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="must be at least"):
         sibling_pairs(group(leaf(1.0)), **options)  # type: ignore[arg-type]
