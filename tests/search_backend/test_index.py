@@ -92,18 +92,19 @@ while not built(out / str(step), step):
     killed += 1
     assert built(out / str(step), 0), f"killed at step {step}: it does not go on"
     assert contents(out / str(step)) == contents(out / "whole"), f"killed at step {step}: other bytes"
-    step += 1 if step < 24 else 11
+    step += 1 if step < 14 else 13
 print(killed)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
 def test_a_build_goes_on_wherever_it_was_killed(tmp_path: Path, corpus: Path) -> None:
     """Before each file that it opens, renames or removes: all of the first ones, some of the rest."""
     command = [sys.executable, "-c", KILLED, str(corpus), str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout) >= 30
+    assert int(done.stdout) >= 20
 
 
 def test_several_indexes_share_a_store(tmp_path: Path, corpus: Path) -> None:

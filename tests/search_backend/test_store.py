@@ -209,3 +209,14 @@ def test_results_of_rows_that_are_not_there_are_refused(tmp_path: Path) -> None:
             store.scored([row], [1.0])
     with pytest.raises(ValueError, match="zip"):
         store.scored([0, 1], [1.0])
+
+
+def test_a_build_that_stopped_before_its_first_checkpoint_goes_on(tmp_path: Path) -> None:
+    path, folder = write(tmp_path / "c.jsonl", numbered(3)), tmp_path / "store"
+    folder.mkdir()
+    (folder / "building.json.part").write_bytes(b"{")  # killed while it wrote its first file
+    assert len(CorpusStore.build(path, folder)) == 3
+    path.write_text(path.read_text(encoding="utf-8") + "{\n", encoding="utf-8")
+    for _ in range(2):  # the second time too the line is named, not the folder
+        with pytest.raises(DataError, match="line 4: expected one JSON object"):
+            CorpusStore.build(path, tmp_path / "other")
