@@ -23,7 +23,8 @@ from typing import Any
 import click
 import pytest
 
-from turntree.cli import Configured, cli
+from turntree.cli import cli
+from turntree.cli_help import Configured
 from turntree.envs.check import FORK_LAWS
 from turntree.trainers.compose import compose, config_groups
 from turntree.trainers.config import documented_options
