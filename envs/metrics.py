@@ -59,6 +59,7 @@ _UNSPACED = (
 )
 _TOKEN = re.compile(f"[{_UNSPACED}]|[^\\s{_UNSPACED}]+")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_LONGEST_KEPT = 1000
 _STARTS = ("-", "0.")  # what a number begins with that a sign was read as
 _DASHES = frozenset("-\u2010\u2011\u2012\u2013\u2014\u2212")
 
@@ -96,9 +97,13 @@ def f1_score(prediction: str | None, golden_answers: str | Sequence[str], *, nor
     return 0.0 if prediction is None else max(_f1(prediction, gold, normalizer) for gold in golds)
 
 
-@lru_cache(maxsize=4096)
 def normalize_answer(text: str, *, normalizer: Normalizer = "squad") -> str:
     """The form that is compared; under ``unicode`` and ``zh`` its tokens are joined by single spaces."""
+    # Answers come again and again; thousands of long texts (whole observations, turns) would only fill the memory.
+    return _remembered(text, normalizer) if len(text) <= _LONGEST_KEPT else _normal(text, normalizer)
+
+
+def _normal(text: str, normalizer: Normalizer) -> str:
     if normalizer == "unicode":
         tokens = _unicode_tokens(text)
         return " ".join([token for token in tokens if token not in _ARTICLE_WORDS] or tokens)
@@ -107,6 +112,9 @@ def normalize_answer(text: str, *, normalizer: Normalizer = "squad") -> str:
     if normalizer == "cmrc":
         return "".join(character for character in text.lower().strip() if character not in _CMRC_SIGNS)
     return " ".join(_ARTICLES.sub(" ", _unpunctuated(text)).split())
+
+
+_remembered = lru_cache(maxsize=4096)(_normal)
 
 
 def _checked(prediction: Any, golden_answers: Any, normalizer: str) -> list[str]:

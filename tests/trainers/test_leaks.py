@@ -89,12 +89,14 @@ def test_a_thousand_trees(schedule: Any, tmp_path: Path) -> None:
     search: Any = Fresh()
     search.in_flight = 2
     turns = ("<search>{}</search>", "<search>{} again</search>", "<answer>{}</answer>", "hm")
-    engine: Any = ScriptedEngine(lambda context, seed: turns[seed % 4].format(seed), TOKENS)
-    engine.in_flight = 4
     store = TreeStore(tmp_path, max_bytes=3_000_000)
 
     def trees(round_: int) -> None:
         core = SearchQACore(search)
+        engine: Any = ScriptedEngine(
+            lambda context, seed: turns[seed % 4].format(seed), TOKENS
+        )  # it keeps all requests
+        engine.in_flight = 4
         rollout = grow(
             [Prompt(f"{round_}/{i}", Question(str(i), "Who?", ("x",))) for i in range(25)],
             core=core,
