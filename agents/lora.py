@@ -42,7 +42,7 @@ def add_adapter(
     except ImportError as error:
         raise ConfigError("model.lora_rank needs PEFT; install turntree[lora]") from error
     if has_adapter(model):
-        raise ConfigError("the model has an adapter already")
+        raise ConfigError("the model has an adapter already; load it anew without one, or set model.lora_rank=0")
     names: str | list[str] = targets if targets == "all-linear" else [t for t in re.split(r"[,\s]+", targets) if t]
     scale: Any = 2 * rank if alpha is None else alpha  # PEFT says int and takes any number
     config = LoraConfig(r=rank, lora_alpha=scale, target_modules=names, task_type="CAUSAL_LM")

@@ -33,7 +33,10 @@ class AgentConfig:
             given = [n for n in ("summarizer_args", "eval_summarizer", "eval_summarizer_args") if getattr(self, n)]
             given += ["summarizer"] if self.summarizer != type(self).summarizer else []
             if given:
-                raise ConfigError(f"agent.{given[0]} is an option of agent=planner_summarizer, but agent=react")
+                raise ConfigError(
+                    f"agent.{given[0]} is an option of agent=planner_summarizer, but agent=react; choose the former, "
+                    "or leave it out"
+                )
         elif self.eval_summarizer_args and not self.eval_summarizer:
             raise ConfigError("agent.eval_summarizer_args is given but agent.eval_summarizer is empty; name it")
 

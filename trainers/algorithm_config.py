@@ -161,7 +161,7 @@ class AlgorithmConfig:
         levels = self._levels()
         leaves = self.chains + self.rounds * self.expansions
         if self.kept_leaves is not None and not 1 <= self.kept_leaves <= leaves:
-            raise ConfigError(f"algorithm.kept_leaves={self.kept_leaves}: a tree has {leaves} leaves")
+            raise ConfigError(f"algorithm.kept_leaves={self.kept_leaves}: expected 1 to {leaves}, the leaves of a tree")
         if self.trees * (self.kept_leaves or leaves) < self.min_scored_leaves:
             raise ConfigError(
                 f"a prompt has {self.trees * (self.kept_leaves or leaves)} leaves but algorithm.min_scored_leaves="

@@ -179,7 +179,9 @@ def load_checkpoint(
         if scheduler is not None:
             scheduler.load_state_dict(payload["scheduler"])
     except (ValueError, KeyError) as error:
-        raise CheckpointError(f"{path} does not fit the optimizer or scheduler: {error}") from error
+        raise CheckpointError(
+            f"{path} does not fit the optimizer or scheduler ({error}); resume with those that it was saved with"
+        ) from error
     if model is not None:
         load_weights(path, model)
     _restore_generators(payload["generators"], generators or {})
@@ -332,7 +334,7 @@ def _prune(folder: Path, new: Path, keep: int | None) -> None:
 def _read_manifest(path: Path) -> dict[str, Any]:
     file = path / _MANIFEST
     if not file.is_file():
-        raise CheckpointError(f"{path} is not a complete checkpoint: {_MANIFEST} is missing")
+        raise CheckpointError(f"{path} is not a complete checkpoint: {_MANIFEST} is missing; use an older one")
     try:
         manifest: dict[str, Any] = json.loads(file.read_bytes())
         found = manifest["schema"]

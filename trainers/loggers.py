@@ -105,10 +105,13 @@ def check_names(names: Sequence[str], arguments: Mapping[str, Any]) -> None:
                 f"logger, package.module:name.{did_you_mean(name, LOGGERS)}"
             )
     if len(set(names)) != len(names):
-        raise ConfigError(f"trainer.loggers={list(names)} names a logger twice")
+        raise ConfigError(f"trainer.loggers={list(names)} names a logger twice; name each once")
     for name, given in arguments.items():
         if name not in names:
-            raise ConfigError(f"trainer.logger_args.{name}: trainer.loggers={list(names)} has no such logger")
+            raise ConfigError(
+                f"trainer.logger_args.{name}: trainer.loggers={list(names)} has no such logger; add it there, or leave "
+                "its arguments out"
+            )
         if not isinstance(given, Mapping):
             raise ConfigError(f"trainer.logger_args.{name}={given!r}: expected arguments, such as {{project: mine}}")
 
@@ -170,7 +173,10 @@ def _open(name: str, folder: Path, arguments: dict[str, Any], resume_step: int |
     except TurnTreeError:
         raise
     except Exception as error:  # a tracker's package may fail in any way
-        raise ConfigError(f"trainer.loggers: {name} could not be opened: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"trainer.loggers: {name} could not be opened: {type(error).__name__}: {error}. Mend that, or leave it out "
+            "of trainer.loggers: metrics.jsonl is written in any case"
+        ) from error
 
 
 def _defaults(name: str, folder: Path, resume_step: int | None) -> dict[str, Any]:

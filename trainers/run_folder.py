@@ -126,7 +126,7 @@ class RunFolder:
     def read_summary(self) -> dict[str, Any]:
         """The summary of a finished run. Raises :class:`CheckpointError` when it has none."""
         if not self.summary_file.is_file():
-            raise CheckpointError(f"{self.summary_file} is missing: the run has not finished")
+            raise CheckpointError(f"{self.summary_file} is missing: the run has not finished; go on with resume=true")
         try:
             summary: dict[str, Any] = json.loads(self.summary_file.read_bytes())
         except ValueError as error:
@@ -168,9 +168,9 @@ class MetricsLog:
     """An append-only ``metrics.jsonl``; ``trackers`` get the same numbers and are closed with it.
 
     Each line is written by one system call, so Ctrl-C leaves whole lines; a kill in the middle of it may leave the
-    beginning of one, which readers and a resumed run leave out. ``resume_step``: continue after that step; lines of later
-    steps are dropped, so that a resumed run's file equals an uninterrupted one's. Write a step's metrics before its
-    checkpoint.
+    beginning of one, which readers and a resumed run leave out. ``resume_step``: continue after that step; lines of
+    later steps are dropped, so that a resumed run's file equals an uninterrupted one's. Write a step's metrics before
+    its checkpoint.
     """
 
     def __init__(self, path: str | Path, *, trackers: Sequence[Tracker] = (), resume_step: int | None = None) -> None:
@@ -193,7 +193,7 @@ class MetricsLog:
         row: dict[str, Any] = {"step": int(step)}
         nonfinite: dict[str, str] = {}
         if clash := {"step", "nonfinite"} & metrics.keys():
-            raise DataError(f"metrics cannot be called {sorted(clash)}: the log uses these names itself")
+            raise DataError(f"metrics cannot be called {sorted(clash)}: the log uses these names itself; rename them")
         for name, value in metrics.items():
             row[name], word = _split(name, value)
             if word is not None:
@@ -257,7 +257,9 @@ def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
             row = json.loads(line)
             int(row["step"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise DataError(f"{path}, line {number} is not a JSON object with a step: {line[:80]!r}") from error
+            raise DataError(
+                f"{path}, line {number} is not a JSON object with a step: {line[:80]!r}; delete the line"
+            ) from error
         yield row, line
 
 

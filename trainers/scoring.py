@@ -212,7 +212,9 @@ class _SetRun:
 
     def _closed_book(self) -> None:
         if not isinstance(self.task.questions[0], Question):
-            raise ConfigError("eval.closed_book asks questions without tools, but these tasks are no questions")
+            raise ConfigError(
+                "eval.closed_book asks questions without tools, but these tasks are no questions; leave it out"
+            )
         config = closed_book(self.config)
         task = self._task(config)
         with ExitStack() as parts:
