@@ -149,7 +149,7 @@ def json_like(tape: Tape, *, keys: Sequence[str] = (), texts: Sequence[str] = ()
     return found
 
 
-_SCALARS = (
+_SCALARS: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 0.5, 1.0, -0.0, 1e308, 5e-324, math.inf, -math.inf, math.nan, 2**31, 2**63,
     -(2**63) - 1,
     10**30, 10**400, "", " ", "0", "null", [], {}, [[]], {"": None},

@@ -200,7 +200,7 @@ def test_what_follows_a_document_is_not_dropped(tape: Tape) -> None:
 
 @fuzz("loaders", size=96, share=3)
 def test_skipped_rows_are_counted(tape: Tape) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"id": f"{i}", "question": tape.pick(("q?", " ", "who?")), "answers": tape.pick((["a"], [], ["", " "], [1]))}
         for i in range(1 + tape.byte() % 6)
     ]

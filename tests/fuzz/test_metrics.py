@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 
@@ -38,8 +38,8 @@ def test_a_normal_form_is_its_own(tape: Tape) -> None:
 
 @fuzz("metrics", share=10)
 def test_the_same_text_in_other_unicode_forms_is_the_same_answer(tape: Tape) -> None:
-    normalizer = tape.pick(("unicode", "zh"))
-    form = tape.pick(("NFC", "NFD", "NFKC", "NFKD"))
+    normalizer: Normalizer = tape.pick(("unicode", "zh"))
+    form: Literal["NFC", "NFD", "NFKC", "NFKD"] = tape.pick(("NFC", "NFD", "NFKC", "NFKD"))
     text = text_of(tape, PIECES)
     assert normalize_answer(unicodedata.normalize(form, text), normalizer=normalizer) == normalize_answer(
         text, normalizer=normalizer

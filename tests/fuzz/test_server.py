@@ -75,7 +75,7 @@ def search_app() -> Any:
     settings = ServerSettings(
         max_body_bytes=2_000, max_queries=8, max_query_chars=400, max_k=5, max_wait_ms=0, body_timeout_s=5
     )
-    return SearchServer(BM25Backend.from_passages(PASSAGES), settings, reranker=Rank()).app  # type: ignore[arg-type]
+    return SearchServer(BM25Backend.from_passages(PASSAGES), settings, reranker=Rank()).app
 
 
 @functools.cache
