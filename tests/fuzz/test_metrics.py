@@ -19,7 +19,9 @@ from turntree.envs.task import Question
 from turntree.errors import TurnTreeError
 
 NORMALIZERS: tuple[Normalizer, ...] = get_args(Normalizer)
-OWN = tuple(name for name in NORMALIZERS if name != "cmrc")  # that scorer strips white space before it deletes signs
+OWN: tuple[Normalizer, ...] = tuple(
+    name for name in NORMALIZERS if name != "cmrc"
+)  # that scorer strips white space before it deletes signs
 PIECES = (
     "a", "an", "the", "The", "A.n", " ", "yes", "no", "noanswer", "是", "否", "1", "12", "234", ",", ".", "-",
     "−", "$", "%", "3.5",
