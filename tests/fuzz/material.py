@@ -186,7 +186,7 @@ def fuzz(
 
             while seen < wanted:
                 run = settings(
-                    max_examples=max(1, min(math.ceil((wanted - seen) / each * 2), EXAMPLES)),
+                    max_examples=max(1, min(math.ceil((wanted - seen) / each), EXAMPLES)),
                     deadline=None,
                     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
                     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
