@@ -29,7 +29,7 @@ __all__ = [
     "read",
 ]
 
-_CONTROL_TOKEN = re.compile(r"<(?=[|｜][^<>\s]{1,64}[|｜]>)")
+_CONTROL_TOKEN = re.compile(r"<(?=[|｜][^>\s]{1,64}[|｜]>)")
 # Ways of calling tools that neither tags nor Hermes use, then what only one of the two would call foreign.
 _FOREIGN = (
     r"<function_call>|<function=|<invoke\b|<\|?(?:python_tag|action_start)|<\|tool_call|<｜tool|\[TOOL_CALLS\]"

@@ -174,7 +174,7 @@ def test_episodes_of_any_turns_are_judged(tape: Tape) -> None:
                 break
         validity = grammar.validity(records)
         assert validity.valid == (validity.reason == "")
-        if validity.valid:
+        if validity.valid and not isinstance(grammar, AtpoGrammar):  # whose published rule looks at tags alone
             assert records[-1].action.kind in ("answer", FINISH) or records[-1].action.argument == "empty_answer"
             shown = getattr(getattr(grammar, "inner", grammar), "shown_tag", "tool_response")
             assert not any(re.search(f"</?{shown}>", record.text) for record in records)
