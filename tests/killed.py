@@ -21,10 +21,10 @@ from typing import Any
 
 STAGES = {
     "rollout": ("turntree.trainers.learner", "grow"),
-    "update": ("turntree.trainers.learner", "update"),
+    "update": ("turntree.trainers.stepper", "update"),
     "checkpoint": ("turntree.trainers.learner", "save_checkpoint"),
     "best": ("turntree.trainers.learner", "mark_best"),
-    "validation": ("turntree.trainers.learner", "evaluate"),
+    "validation": ("turntree.trainers.validation", "evaluate"),
     "store": ("turntree.trainers.store:TreeStore", "write"),
     "metrics": ("turntree.trainers.run_folder:MetricsLog", "write"),
     "export": ("turntree.trainers.learner", "save_model"),
