@@ -49,7 +49,7 @@ class ModelProtocol:
 
     seeds: tuple[int, ...] = (11, 12, 13, 14, 15)
     tuning_seeds: tuple[int, ...] = (1,)
-    tokens: int = 100_000
+    tokens: int = 180_000
     start_seed: int | None = None
     options: tuple[str, ...] = ()
 
@@ -61,7 +61,7 @@ class ModelArm:
     name: str
     options: tuple[str, ...]
     shapes: tuple[tuple[str, ...], ...]
-    rates: tuple[float, ...] = (1e-3, 3e-4)
+    rates: tuple[float, ...] = (6e-4, 3e-4)
 
     def choices(self) -> list[tuple[tuple[str, ...], float]]:
         return list(itertools.product(self.shapes, self.rates))
