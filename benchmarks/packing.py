@@ -29,6 +29,7 @@ MODES: tuple[str, ...] = (
     "padded rows, full logits",
 )
 RECOMPUTED = "packed, activations recomputed"
+PARTS = ("times", "memory", "exactness")
 #: Against padded rows with full logits, by shape; the share of the ideal and of the memory hold for every shape.
 TARGETS = dict(zip((shape.name for shape in SHAPES), (2.6, 2.4, 4.5), strict=True))
 IDEAL, MEMORY, EXACT = 0.9, 0.25, 1e-5
@@ -41,16 +42,27 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hidden", type=int, default=256, help="hidden size of the decoder")
     parser.add_argument("--layers", type=int, default=6, help="layers of the decoder")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what is measured")
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        type=int,
+        choices=range(len(SHAPES)),
+        default=range(len(SHAPES)),
+        help="which trees, from 0",
+    )
 
 
 def measure(args: argparse.Namespace) -> list[Figure]:
     torch.set_num_threads(args.threads)
     seeds, rounds = ((0,), 1) if args.quick else ((0, 1, 2), 3)
     figures: list[Figure] = []
-    for shape in SHAPES:
-        figures += _times(args, shape, seeds, rounds)
-        figures += _memory(args, shape)
-    return [*figures, *_exactness(args, SHAPES[0])]
+    for shape in (SHAPES[i] for i in args.shapes):
+        if "times" in args.parts:
+            figures += _times(args, shape, seeds, rounds)
+        if "memory" in args.parts:
+            figures += _memory(args, shape)
+    return [*figures, *(_exactness(args, SHAPES[0]) if "exactness" in args.parts else ())]
 
 
 # -- one update in each mode --------------------------------------------------------------------------------------

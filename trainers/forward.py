@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from turntree.agents.architecture import exact_positions, text_config
 from turntree.errors import ConfigError
+from turntree.trainers.logits import read_logits, widen
 from turntree.trainers.packing import Pack, column, row_tokens, table
 from turntree.trainers.tree_attention import enable_packed_attention, plan_attention
 
@@ -149,24 +150,13 @@ class _Head:
     scale: float
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = self.layer(hidden)
-        if self.softcap is not None:  # in the model's own precision, as the model does
-            logits = torch.tanh(logits / self.softcap) * self.softcap
-        return _widen(logits) * self.scale
+        logits = cast("Tensor", self.layer(hidden))
+        # The bound in the model's own precision, as the model does.
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
 
 def _read(head: _Head, hidden: Tensor, ids: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
-    logits = head.logits(hidden)
-    logp = torch.log_softmax(logits, dim=-1)
-    picked = logp.gather(1, ids[:, None])[:, 0]
-    if not entropy:
-        return picked, picked.new_zeros(0)
-    return picked, -(logp.exp() * logp.masked_fill(logp == float("-inf"), 0.0)).sum(-1)
-
-
-def _widen(logits: Tensor) -> Tensor:
-    """To float32, unless they are wider already."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return read_logits(head.logits(hidden), ids, scale=head.scale, entropy=entropy)
 
 
 def _output_layer(model: nn.Module) -> nn.Module:
@@ -194,7 +184,7 @@ def row_logprobs(model: nn.Module, pack: Pack, *, temperature: float = 1.0) -> l
     for path in row_tokens(pack):
         ids = column(pack, "tokens", "ids")[path].to(device)
         mask = column(pack, "tokens", "loss_mask")[path][1:].to(device)
-        logits = _widen(cast("Any", model)(input_ids=ids[None], use_cache=False).logits[0, :-1]) * scale
+        logits = widen(cast("Any", model)(input_ids=ids[None], use_cache=False).logits[0, :-1]) * scale
         logp = torch.log_softmax(logits, dim=-1).gather(1, ids[1:, None])[:, 0]
         out.append(logp[mask])
     return out

@@ -3,7 +3,8 @@
 The rule: a query ``q`` sees a key ``k`` iff ``k <= q < subtree_end[k]`` (depth-first order makes this "k is on q's
 path"), and in a layer with a sliding window of ``w`` iff also ``position[q] - position[k] < w``. A *plan* covers the
 packed tokens by blocks (:mod:`turntree.trainers.tree_cover`); blocks of similar shape run as one padded call of
-``scaled_dot_product_attention``. On a GPU larger packs run through FlexAttention, with the same rule as its
+``scaled_dot_product_attention``. On a CPU, layers without a window attend whole runs where that costs less
+(:mod:`turntree.trainers.tree_runs`). On a GPU larger packs run through FlexAttention, with the same rule as its
 ``mask_mod`` (:mod:`turntree.trainers.tree_flex`).
 
 Models are not patched: :data:`ATTENTION` is registered with transformers' ``AttentionInterface``, and a forward pass
@@ -29,7 +30,8 @@ from transformers.masking_utils import sdpa_mask
 
 from turntree.agents.architecture import attention_problem, capped_attention
 from turntree.errors import ConfigError
-from turntree.trainers.tree_cover import Block, batches, cover, trim
+from turntree.trainers.tree_cover import Block, batches, cover, cover_cost, find_runs, trim
+from turntree.trainers.tree_runs import Part, attend_runs, parts, parts_cost, takes
 
 __all__ = [
     "ATTENTION",
@@ -46,12 +48,15 @@ ATTENTION = "turntree_packed"
 
 _log = logging.getLogger(__name__)
 
-Kernel = Literal["blocks", "flex"]
+Kernel = Literal["auto", "blocks", "runs", "flex"]
 
 # How many query-key pairs of a cover keep their mask and gathered keys for the backward pass (the other calls build
 # them again), and from how many tokens on a GPU runs FlexAttention.
 _KEPT_PAIRS = 1 << 24
 _FLEX_TOKENS = 1024
+
+# What a call costs on a CPU, in query-key pairs times the width of all heads.
+_CALL_COST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,7 @@ class AttentionPlan:
     position: Tensor
     longest: int
     blocks: tuple[Block, ...]
+    parts: tuple[Part, ...]
     kernel: Kernel
     _made: dict[Any, Any] = field(default_factory=dict)
 
@@ -107,6 +113,18 @@ class AttentionPlan:
         if key not in self._made:
             self._made[key] = tree_block_mask(self.subtree_end, self.position, window=key[1])
         return self._made[key]
+
+    def by_runs(self, width: int, window: int | None = None) -> bool:
+        """Whether heads of ``width`` numbers in all attend by runs rather than by blocks."""
+        if self.kernel != "auto" or self._window(window) is not None:
+            return self.kernel == "runs" and self._window(window) is None
+        if ("runs", width) not in self._made:
+            costs = [pairs * width + calls * _CALL_COST for pairs, calls in self._costs()]
+            self._made["runs", width] = costs[0] < costs[1]
+        return cast("bool", self._made["runs", width])
+
+    def _costs(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        return parts_cost(self.parts), cover_cost(self.blocks)
 
     def _window(self, window: int | None) -> int | None:
         return None if window is None or window >= self.longest else window
@@ -128,19 +146,22 @@ def tree_mask_mod(
 
 
 def plan_attention(subtree_end: Tensor, predecessor: Tensor, *, kernel: Kernel | None = None) -> AttentionPlan:
-    """Cover the packed tokens [N] by blocks. Memory grows with tokens and branchings, not with N^2.
+    """Cover the packed tokens [N] by blocks and by parts. Memory grows with tokens and branchings, not with N^2.
 
-    ``kernel``: ``blocks`` or ``flex`` (default: FlexAttention on a GPU for larger packs, blocks elsewhere).
+    ``kernel``: ``blocks``, ``runs`` (blocks where a layer has a window or bounds its scores), ``flex``, or ``auto``: the
+    cheaper of runs and blocks. Default: FlexAttention on a GPU for larger packs, ``auto`` elsewhere.
     Raises ``ValueError`` if the two columns are not those of depth-first trees.
     """
     ends, previous = subtree_end.tolist(), predecessor.tolist()
-    blocks = tuple(cover(ends, previous))
+    runs = find_runs(ends, previous)
     position: list[int] = []
     for before in previous:
         position.append(position[before] + 1 if before >= 0 else 0)
-    chosen = kernel or ("flex" if len(ends) >= _FLEX_TOKENS and _flex_is_right(subtree_end.device.type) else "blocks")
+    chosen = kernel or ("flex" if len(ends) >= _FLEX_TOKENS and _flex_is_right(subtree_end.device.type) else "auto")
     depth = torch.tensor(position, dtype=torch.int64, device=subtree_end.device)
-    return AttentionPlan(subtree_end, depth, max(position, default=-1) + 1, blocks, chosen)
+    return AttentionPlan(
+        subtree_end, depth, max(position, default=-1) + 1, tuple(cover(runs)), tuple(parts(runs)), chosen
+    )
 
 
 @functools.cache
@@ -274,6 +295,12 @@ def _attention_forward(
 
         mask = tree_plan.block_mask(window)
         return flex_attend(query, key, value, mask, scaling=scores.scaling, softcap=scores.softcap), None
+    if (
+        scores.softcap is None
+        and takes(query, key, value)
+        and tree_plan.by_runs(query.shape[1] * query.shape[3], window)
+    ):
+        return attend_runs(query, key, value, tree_plan.parts, scaling=scores.scaling), None
     return _run_blocks(tree_plan, tree_plan.cover(window), query, key, value, scores), None
 
 

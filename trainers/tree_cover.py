@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["Block", "Span", "batches", "cover", "trim"]
+__all__ = ["Block", "Run", "Span", "batches", "cover", "cover_cost", "find_runs", "trim"]
 
 # Costs of the cover, counted in query-key pairs: one more block, and one more key to gather. Then limits: the longest
 # block and the largest padded call.
@@ -55,8 +55,11 @@ def trim(block: Block, window: int) -> Block:
 
 
 @dataclass(slots=True)
-class _Run:
-    """A maximal chain of tokens that are seen up to the same end, with the runs that hang below it."""
+class Run:
+    """A maximal chain of tokens that are seen up to the same end, with the runs that hang below it.
+
+    Its tokens are ``[start, stop)``; those below it are ``[stop, subtree_end)``, and each of them sees all of it.
+    """
 
     start: int
     stop: int
@@ -70,8 +73,12 @@ def _size(spans: Sequence[Span]) -> int:
     return sum(stop - start for start, stop in spans)
 
 
-def _runs(ends: Sequence[int], previous: Sequence[int]) -> list[_Run]:
-    runs: list[_Run] = []
+def find_runs(ends: Sequence[int], previous: Sequence[int]) -> list[Run]:
+    """The runs of a pack; ``ends`` and ``previous`` are its columns ``subtree_end`` and ``predecessor``.
+
+    Raises ``ValueError`` where they are not those of depth-first trees.
+    """
+    runs: list[Run] = []
     owner: list[int] = []
     for i, (end, before) in enumerate(zip(ends, previous)):
         if not (i < end <= len(ends) and before < i):
@@ -85,7 +92,7 @@ def _runs(ends: Sequence[int], previous: Sequence[int]) -> list[_Run]:
             spans = (*runs[parent].ancestors, (runs[parent].start, runs[parent].stop)) if parent >= 0 else ()
             if parent >= 0:
                 runs[parent].children.append(len(runs))
-            runs.append(_Run(i, i + 1, end, parent, _merge(spans), []))
+            runs.append(Run(i, i + 1, end, parent, _merge(spans), []))
         owner.append(len(runs) - 1)
     return runs
 
@@ -105,13 +112,8 @@ def _cost(queries: int, keys: int) -> int:
     return queries * keys + _KEY_COST * keys + _BLOCK_COST
 
 
-def cover(ends: Sequence[int], previous: Sequence[int]) -> list[Block]:
-    """The cheapest of, bottom up: a whole subtree as one block, or its top run alone and covers of its children.
-
-    ``ends`` and ``previous`` are the columns ``subtree_end`` and ``predecessor`` of a pack. Raises ``ValueError`` where
-    they are not those of depth-first trees.
-    """
-    runs = _runs(ends, previous)
+def cover(runs: Sequence[Run]) -> list[Block]:
+    """The cheapest of, bottom up: a whole subtree as one block, or its top run alone and covers of its children."""
     splits: dict[int, list[Block]] = {}
     costs: list[int] = [0] * len(runs)
     for i in range(len(runs) - 1, -1, -1):
@@ -139,7 +141,7 @@ def cover(ends: Sequence[int], previous: Sequence[int]) -> list[Block]:
     return blocks
 
 
-def _join(siblings: Sequence[_Run], costs: Sequence[int]) -> tuple[list[Block], int]:
+def _join(siblings: Sequence[Run], costs: Sequence[int]) -> tuple[list[Block], int]:
     """Put neighbouring subtrees that share their ancestors into one block where that is cheaper."""
     out: list[Block] = []
     total = 0
@@ -180,3 +182,9 @@ def batches(blocks: Sequence[Block]) -> Iterator[list[Block]]:
         longest, widest = lq, lk
     if group:
         yield group
+
+
+def cover_cost(blocks: Sequence[Block]) -> tuple[int, int]:
+    """Query-key pairs that the blocks cost when they run batched, gathered keys included, and the number of calls."""
+    shapes = [(len(g), max(b.queries for b in g), max(b.keys for b in g)) for g in batches(blocks)]
+    return sum(rows * keys * (queries + _KEY_COST) for rows, queries, keys in shapes), len(shapes)

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from turntree.errors import ConfigError
-from turntree.trainers import tree_attention, tree_cover
+from turntree.trainers import tree_attention, tree_cover, tree_runs
 from turntree.trainers.packing import column, pack_groups
 from turntree.trainers.tree import Group
 from turntree.trainers.tree_attention import (
@@ -146,7 +146,8 @@ def test_a_narrow_window_costs_less() -> None:
     groups=st.sampled_from([1, 2, 4]),
     window=st.sampled_from(WINDOWS),
     softcap=st.sampled_from([None, 1.5]),
-    kernel=st.sampled_from(["blocks", "flex"]),
+    kernel=st.sampled_from(["blocks", "runs"]),
+    piece=st.sampled_from([1, 3, 128]),
 )
 def test_outputs_and_gradients_equal_dense_attention(
     random_groups: Groups,
@@ -156,6 +157,7 @@ def test_outputs_and_gradients_equal_dense_attention(
     window: int | None,
     softcap: float | None,
     kernel: Any,
+    piece: int,
 ) -> None:
     made = random_groups(seed)
     if not any(g.scored_leaves() for g in made):
@@ -163,7 +165,8 @@ def test_outputs_and_gradients_equal_dense_attention(
     end, before = columns(made)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_attention, "_KEPT_PAIRS", kept_pairs)
-        plan = plan_attention(end, before)
+        patch.setattr(tree_runs, "_PIECE", piece)
+        plan = plan_attention(end, before, kernel=kernel)
         plan.cover(window)
     generator = torch.Generator().manual_seed(seed)
 
