@@ -32,6 +32,7 @@ class ClusterConfig:
         one_of("cluster.name", self.name, ("local", "ray"))
         one_of("cluster.placement", self.placement, ("pack", "spread", "strict_pack", "strict_spread"))
         one_of("cluster.mode", self.mode, ("sync", "one_step_off"))
+        self._check_address()
         for name in ("workers", "prompts_per_task"):
             at_least(f"cluster.{name}", getattr(self, name), 1)
         for name in ("cpus_per_worker", "gpus_per_worker", "staleness", "restarts"):
@@ -46,6 +47,15 @@ class ClusterConfig:
                 "cluster.mode=one_step_off trains on trees of the last weights but one: cluster.staleness=0 would drop "
                 "all of them; set it to 1 (or null), or use mode=sync"
             )
+
+    def _check_address(self) -> None:
+        host, _, port = self.address.rpartition(":")
+        if self.address in ("", "auto") or (host and "/" not in host and port.isdecimal() and 0 < int(port) < 65536):
+            return
+        raise ConfigError(
+            f"cluster.address={self.address!r}: expected HOST:PORT of a cluster's head, such as 10.0.0.1:6379, or auto "
+            "for the one of this machine, or nothing for one of the run's own"
+        )
 
     @property
     def bound(self) -> int:

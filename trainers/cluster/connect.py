@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -21,6 +22,12 @@ _log = logging.getLogger(__name__)
 # for other systems, it does the same on Linux. An address given to ray.init would be replaced by the machine's.
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
+_REACH_S = 10.0
+"""Seconds that a cluster's machine has to take up a connection."""
+
+_TRIES = 2
+"""How often Ray asks a server that does not answer, for most of a minute each time; its own 20 take a quarter hour."""
+
 
 def import_ray() -> ModuleType:
     """The module, without usage statistics. Raises ``MissingExtraError``, naming the extra."""
@@ -28,6 +35,8 @@ def import_ray() -> ModuleType:
     # Ray gives its workers a niceness of 15, so that whatever else runs on the machine, the trainer too, starves them.
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # what failed is raised where it is asked for
+    # Without a connection its calls would start a Ray of their own: a thread that asks once more while a run ends.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     # A worker that asked for no GPU sees none. Said explicitly, since Ray is about to change what it does unasked.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     try:
@@ -62,15 +71,21 @@ def connect(cluster: ClusterConfig, *, trainer_device: str = "cpu") -> Connectio
         if ray.is_initialized():
             return Connection(ray, owned=False)
         with _other_gpus(cluster, trainer_device):
-            ray.init(
-                address="local",
-                num_cpus=max(1, math.ceil(cluster.workers * cluster.cpus_per_worker)),
-                num_gpus=None if cluster.gpus_per_worker else 0,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                namespace="turntree",
-            )
+            try:
+                ray.init(
+                    address="local",
+                    num_cpus=max(1, math.ceil(cluster.workers * cluster.cpus_per_worker)),
+                    num_gpus=None if cluster.gpus_per_worker else 0,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    namespace="turntree",
+                )
+            except Exception as error:  # of Ray's many, a plain Exception among them
+                raise EngineError(
+                    f"Ray did not start on this machine ({_said(error)}): has it processor time, memory and "
+                    "room in /dev/shm and the temporary folder (RAY_TMPDIR)? On a busy machine a second try may do"
+                ) from error
     return Connection(ray, owned=True)
 
 
@@ -79,15 +94,49 @@ def _join(cluster: ClusterConfig) -> Connection:
     if ray.is_initialized():
         return Connection(ray, owned=False)
     try:
-        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, namespace="turntree")
+        with _few_tries(ray):
+            _reach(ray, cluster.address)
+            ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, namespace="turntree")
     except Exception as error:  # of Ray's many: no cluster, another version, a wrong token
         raise EngineError(
-            f"cluster.address={cluster.address}: no Ray cluster let this process in ({type(error).__name__}: "
-            f"{str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}). Start one with `ray "
-            "start --head`, give its address, and share its token (RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH) with this "
-            "machine"
+            f"cluster.address={cluster.address}: no Ray cluster let this process in ({_said(error)}). Start one with "
+            "`ray start --head` and give its address; where it asks for a token, set RAY_AUTH_MODE=token and share "
+            "that token (RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH) with this machine"
         ) from error
     return Connection(ray, owned=True)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400] or 'no reason given'}"
+
+
+def _reach(ray: ModuleType, address: str) -> None:
+    """Knock at the cluster's door, where Ray itself would go on for a quarter of an hour without an answer.
+
+    `ray start` asks for a token where the user has one. Ray sends it to no address that is spelled out, since it could
+    be anybody's; to this machine it may go.
+    """
+    services: Any = ray._private.services
+    found = services.canonicalize_bootstrap_address(address)
+    if found is None:  # Ray says by itself that there is none
+        return
+    host, _, port = found.rpartition(":")
+    host = host.strip("[]")
+    with socket.create_connection((host, int(port)), timeout=_REACH_S) as connection:
+        here = connection.getpeername()[0] == connection.getsockname()[0]
+    if here:
+        ray._private.worker.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+@contextmanager
+def _few_tries(ray: ModuleType) -> Iterator[None]:
+    constants: Any = ray._private.ray_constants
+    known = constants.NUM_REDIS_GET_RETRIES
+    constants.NUM_REDIS_GET_RETRIES = min(known, _TRIES)
+    try:
+        yield
+    finally:
+        constants.NUM_REDIS_GET_RETRIES = known
 
 
 @contextmanager

@@ -55,11 +55,13 @@ def is_loss(error: Exception) -> bool:
 
 
 def own_error(error: Exception) -> Exception:
-    """What a worker's code raised, as itself; anything of Ray's as an ``EngineError``."""
+    """What a worker's code raised, as itself; anything else as an ``EngineError`` that shows where it came from."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, TurnTreeError):
         return cause
-    return EngineError(f"a rollout worker failed: {type(cause or error).__name__}: {cause or error}")
+    traceback = str(getattr(error, "traceback_str", "")).strip()
+    where = f"; in the worker:\n{traceback}" if traceback else ""
+    return EngineError(f"a rollout worker failed: {type(cause or error).__name__}: {cause or error}{where}")
 
 
 class WorkerPool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from turntree import __version__
 from turntree.errors import EngineError
 from turntree.trainers.cluster.wire import (
     GrownTree,
@@ -39,8 +41,15 @@ class Site:
 
     folder: str
     modules: tuple[str, ...]
+    version: str = __version__
 
     def enter(self) -> None:
+        """Go there. Raises ``EngineError`` where this process has another turntree than the trainer."""
+        if self.version != __version__:
+            raise EngineError(
+                f"the trainer has turntree {self.version}, this worker {__version__} (on {socket.gethostname()}); "
+                "install the same version on every machine"
+            )
         if Path(self.folder).is_dir():
             os.chdir(self.folder)
         sys.path.extend(p for p in self.modules if p not in sys.path and Path(p).exists())

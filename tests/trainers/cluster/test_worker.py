@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,9 @@ import pytest
 
 from turntree.agents.engines.protocol import Prefix, Request, SamplingParams
 from turntree.envs.worlds import generate_world
-from turntree.errors import ConfigError, MissingExtraError
-from turntree.trainers.cluster.connect import import_ray
+from turntree.errors import ConfigError, EngineError, MissingExtraError
+from turntree.trainers.cluster.connect import connect, import_ray
+from turntree.trainers.cluster.pool import own_error
 from turntree.trainers.cluster.rollout import joined_metrics
 from turntree.trainers.cluster.wire import GrownTree, Ticket, WireRequest, WorkDone, rebuild_tree
 from turntree.trainers.cluster.worker import RolloutWorker, site_here
@@ -55,6 +59,42 @@ def test_trees_are_sent_as_they_finish_and_are_those_of_a_plain_rollout(world: P
                 grown, tally = trees[group.uid, tree.index]
                 assert line(grown) == line(tree)
                 assert tally.trajectories == len(tree.leaves())
+
+
+def test_a_worker_of_another_version_says_so() -> None:
+    site = dataclasses.replace(site_here(), version="0.0.9")
+    with pytest.raises(EngineError, match=r"the trainer has turntree 0.0.9, this worker .* same version on every"):
+        RolloutWorker(site, KIT).ready()
+
+
+class Lost(Exception):
+    """As Ray wraps what a worker's code raised."""
+
+    cause = KeyError("speed")
+    traceback_str = 'Traceback\n  File "my_rules.py", line 3, in reward\nKeyError'
+
+
+def test_errors_of_the_users_code_show_where_they_are_from() -> None:
+    assert "KeyError: 'speed'; in the worker" in str(own_error(Lost()))
+    assert 'File "my_rules.py", line 3' in str(own_error(Lost()))
+
+
+@pytest.mark.parametrize("address", ["head", "10.0.0.1", "ray://10.0.0.1:10001", ":6379", "head:0", "head:x"])
+def test_addresses_that_are_none_are_refused_before_anything_is_loaded(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected HOST:PORT of a cluster's head"):
+        compose(["cluster=ray", f"cluster.address='{address}'"])
+
+
+def test_nobody_listens_there() -> None:
+    """At once, where Ray itself tries for a quarter of an hour."""
+    pytest.importorskip("ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(EngineError, match=r"no Ray cluster let this process in \(ConnectionRefusedError"):
+            connect(ClusterConfig(name="ray", address=address))
+        assert time.monotonic() - began < 60.0
 
 
 def test_what_a_kit_raises_arrives_after_the_trees_that_were_finished(world: Path, tmp_path: Path) -> None:
