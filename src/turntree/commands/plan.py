@@ -92,7 +92,8 @@ def _lines(plan: RunPlan, play: dict[str, float], machine: Machine) -> Iterator[
         f"tokens; {_count(tokens.unique)} packed tokens instead of {_count(tokens.rows)} in rows "
         f"({tokens.saving:.2f} times fewer); the longest trajectory has {tokens.longest:.0f}"
     )
-    gpus = f", {machine.gpus} GPUs of {machine.gpu_memory / 1e9:.0f} GB" if machine.gpus else ""
+    several = "s" * (machine.gpus > 1)
+    gpus = f", {machine.gpus} GPU{several} of {machine.gpu_memory / 1e9:.0f} GB" if machine.gpus else ""
     each = f"{machine.count} machines of " if machine.count > 1 else ""
     yield f"machine: {each}{machine.cores} cores, {machine.memory / 1e9:.0f} GB{gpus}"
     for place in plan.places:
