@@ -169,10 +169,13 @@ class _Run:
             self.objective, self.strategy, warmup_steps=config.trainer.warmup_steps, on_skip=self._skipped
         )
         self.fingerprint = config_fingerprint(asdict(config), RESUME_KEYS)
-        # A server may hold anything, or take no weights at all.
-        self.bench.engine.update_weights(0)
-        # Only now, so that a run which is refused leaves no folder behind.
-        self.folder = ranks.main(lambda: RunFolder.create(run_path(config, "train"), config, resume=config.resume))
+        with ExitStack() as refused:  # an engine may hold processes by now
+            refused.callback(self.bench.close)
+            # A server may hold anything, or take no weights at all.
+            self.bench.engine.update_weights(0)
+            # Only now, so that a run which is refused leaves no folder behind.
+            self.folder = ranks.main(lambda: RunFolder.create(run_path(config, "train"), config, resume=config.resume))
+            refused.pop_all()
         self.store = TreeStore(
             self.folder.trees,
             sample=config.trainer.store_sample,
