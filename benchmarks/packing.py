@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 # The folder of a script is not on the path under PYTHONSAFEPATH.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -19,8 +19,10 @@ from _common import Figure, run
 from _shapes import SHAPES, VOCABULARY, Shape, chains_of, decoder, grow_group
 from torch import Tensor
 
-from turntree.trainers.forward import packed_logprobs, recompute_activations
+from turntree.trainers.config import TrainerConfig
+from turntree.trainers.forward import packed_logprobs
 from turntree.trainers.packing import Pack, column, pack_groups, row_tokens
+from turntree.trainers.recompute import Recompute, recompute_activations
 
 MODES: tuple[str, ...] = (
     "packed",
@@ -28,8 +30,10 @@ MODES: tuple[str, ...] = (
     "padded rows, logits at loss positions",
     "padded rows, full logits",
 )
-RECOMPUTED = "packed, activations recomputed"
-PARTS = ("times", "memory", "exactness")
+#: Packed, by ``trainer.activation_checkpointing``; the modes above have its default.
+CHECKPOINTING: tuple[Recompute, ...] = ("none", "selective", "full")
+DEFAULT = cast("Recompute", TrainerConfig().activation_checkpointing)
+PARTS = ("times", "checkpointing", "memory", "exactness")
 #: Against padded rows with full logits, by shape; the share of the ideal and of the memory hold for every shape.
 TARGETS = dict(zip((shape.name for shape in SHAPES), (2.6, 2.4, 4.5), strict=True))
 IDEAL, MEMORY, EXACT = 0.9, 0.25, 1e-5
@@ -60,6 +64,8 @@ def measure(args: argparse.Namespace) -> list[Figure]:
     for shape in (SHAPES[i] for i in args.shapes):
         if "times" in args.parts:
             figures += _times(args, shape, seeds, rounds)
+        if "checkpointing" in args.parts:
+            figures += _checkpointing(args, shape, rounds)
         if "memory" in args.parts:
             figures += _memory(args, shape)
     return [*figures, *(_exactness(args, SHAPES[0]) if "exactness" in args.parts else ())]
@@ -150,7 +156,7 @@ def _some_logits(model: Any, ids: Tensor, mask: Tensor, wanted: Sequence[Tensor]
 
 def _times(args: argparse.Namespace, shape: Shape, seeds: Sequence[int], rounds: int) -> list[Figure]:
     """Ratios of CPU time, modes in turns on the same tree, the fastest round of each; geometric mean over trees."""
-    model = decoder(args)
+    model = _model(args)
     ratios: dict[str, list[float]] = {mode: [] for mode in MODES[1:]}
     ideal: dict[str, list[float]] = {"flat": [], "padded": []}
     for seed in seeds:
@@ -178,6 +184,29 @@ def _times(args: argparse.Namespace, shape: Shape, seeds: Sequence[int], rounds:
     ]
 
 
+def _model(args: argparse.Namespace, how: Recompute = DEFAULT) -> Any:
+    model = decoder(args)
+    recompute_activations(model, how)
+    return model
+
+
+def _checkpointing(args: argparse.Namespace, shape: Shape, rounds: int) -> list[Figure]:
+    """CPU time of a packed update by what is computed again, the fastest of rounds in turns; peak memory of each."""
+    models = {how: _model(args, how) for how in CHECKPOINTING}
+    way, best = _prepare(shape, 0)["packed"], dict.fromkeys(CHECKPOINTING, float("inf"))
+    for _ in range(rounds):
+        for how, model in models.items():
+            model.zero_grad()
+            start = time.process_time()
+            way(model)
+            best[how] = min(best[how], time.process_time() - start)
+    name = f"{shape.name}: packed, activation_checkpointing="
+    return [
+        *(Figure(f"{name}{how}, time", best[how] / best["none"], "x", "lower") for how in CHECKPOINTING),
+        *(Figure(f"{name}{how}, peak memory", _in_process(args, shape, how), "MB", "lower") for how in CHECKPOINTING),
+    ]
+
+
 def _mean(values: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(values))))
 
@@ -192,7 +221,7 @@ def _sizes(shape: Shape, seed: int) -> dict[str, float]:
 
 def _memory(args: argparse.Namespace, shape: Shape) -> list[Figure]:
     """Peak memory of an update above that of the model, each mode in a process of its own."""
-    peaks = {mode: _in_process(args, shape, mode) for mode in ("packed", RECOMPUTED, "leaf-packed rows", MODES[3])}
+    peaks = {mode: _in_process(args, shape, mode) for mode in ("packed", "leaf-packed rows", MODES[3])}
     return [
         *(Figure(f"{shape.name}: peak memory, {mode}", peak, "MB", "lower") for mode, peak in peaks.items()),
         Figure(
@@ -216,10 +245,8 @@ def _in_process(args: argparse.Namespace, shape: Shape, mode: str) -> float:
 def _peak(args: argparse.Namespace, name: str, mode: str, sender: Any) -> None:
     torch.set_num_threads(args.threads)
     shape = next(s for s in SHAPES if s.name == name)
-    model = decoder(args)
-    if mode == RECOMPUTED:
-        recompute_activations(model)
-    way = _prepare(shape, 0, rows_a_pass=1 << 30)["packed" if mode == RECOMPUTED else mode]
+    model = _model(args, cast("Recompute", mode)) if mode in CHECKPOINTING else _model(args)
+    way = _prepare(shape, 0, rows_a_pass=1 << 30)["packed" if mode in CHECKPOINTING else mode]
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)  # gradients belong to the model, in every mode
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
@@ -236,7 +263,7 @@ def _resident(key: str) -> float:
 
 def _exactness(args: argparse.Namespace, shape: Shape) -> list[Figure]:
     """Largest differences from padded rows, in float32: of log-probs, and of gradients by the largest gradient."""
-    model, found = decoder(args), {}
+    model, found = _model(args), {}
     for mode, way in _prepare(shape, 0).items():
         if mode in (MODES[0], MODES[3]):
             model.zero_grad()

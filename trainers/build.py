@@ -29,12 +29,12 @@ from turntree.trainers.compose import import_object
 from turntree.trainers.config import AlgorithmConfig, RunConfig
 from turntree.trainers.credit import CreditRule, credit_needs
 from turntree.trainers.doctor import resolve_engine
-from turntree.trainers.forward import recompute_activations
 from turntree.trainers.objectives import LossFunction, PairLossFunction, loss_needs
 from turntree.trainers.pairs import Pair, sibling_pairs
 from turntree.trainers.plan import Schedule
 from turntree.trainers.plugins import load_batched, load_rule, spelled
 from turntree.trainers.probe import probe_credit, probe_expansion, probe_loss
+from turntree.trainers.recompute import Recompute, recompute_activations
 from turntree.trainers.remote import RemoteBench, refuse_training
 from turntree.trainers.rollout import Budget, GrowthPlan, Limits
 from turntree.trainers.seeds import derive_seed
@@ -98,8 +98,7 @@ def build_bench(config: RunConfig) -> Bench:
     model, tokenizer = load_model(Path(config.model.path), dtype=config.model.dtype, device=config.trainer.device)
     _check_context(config, model)
     _add_adapter(config, model)
-    if config.trainer.activation_checkpointing:
-        recompute_activations(model)
+    recompute_activations(model, cast("Recompute", config.trainer.activation_checkpointing))
     dialogue = Dialogue(tokenizer, style=cast("Style", config.model.dialogue))
     return Bench(model, tokenizer, dialogue, _engine(config, model, tokenizer))
 

@@ -240,8 +240,10 @@ class TrainerConfig:
         5, "stop after so many updates in a row whose gradient is not finite, and save the batch (null: go on)."
     )
     max_pack_tokens: int = opt(4096, "unique tokens of one forward pass.")
-    activation_checkpointing: bool = opt(
-        False, "compute activations again in the backward pass: less memory, more time."
+    activation_checkpointing: str = opt(
+        "auto",
+        "what of a layer is computed again in the backward pass: none, selective (all but matrix products and "
+        "attention), full (or true; a third of memory, a fifth more time), or auto (selective where the model can).",
     )
     max_concurrent_trees: int | None = opt(None, "trees in flight in a rollout (null: all).")
     schedule: str = opt("auto", "whether searches run while the engine generates: fixed, overlap, or auto.")
@@ -291,6 +293,11 @@ class TrainerConfig:
         ):
             at_least(f"trainer.{name}", getattr(self, name), 1)
         one_of("trainer.schedule", self.schedule, get_args(Schedule))
+        # true and false are what the option was before it had names.
+        how = str(self.activation_checkpointing)
+        object.__setattr__(self, "activation_checkpointing", {"true": "full", "false": "none"}.get(how.lower(), how))
+        allowed = ("auto", "none", "selective", "full")
+        one_of("trainer.activation_checkpointing", self.activation_checkpointing, allowed)
         check_names(self.loggers, self.logger_args)
         for name in ("eval_every", "warmup_steps", "weight_decay", "max_grad_norm", "learning_rate"):
             at_least(f"trainer.{name}", getattr(self, name), 0)

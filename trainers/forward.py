@@ -10,12 +10,12 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from turntree.agents.architecture import exact_positions, text_config
 from turntree.errors import ConfigError
 from turntree.trainers.logits import read_logits, widen
 from turntree.trainers.packing import Pack, column, row_tokens, table
+from turntree.trainers.recompute import recompute_activations, recomputing
 from turntree.trainers.tree_attention import enable_packed_attention, plan_attention
 
 __all__ = ["PackedOutput", "check_packed", "packed_logprobs", "recompute_activations", "row_logprobs", "score_packs"]
@@ -70,7 +70,7 @@ def _hidden(model: nn.Module, pack: Pack, device: torch.device) -> Tensor:
     plan = plan_attention(column(pack, "tokens", "subtree_end").to(device), column(pack, "tokens", "predecessor"))
     enable_packed_attention(model)
     _check_positions(model, plan.longest)
-    with _recomputing(model):
+    with recomputing(model):
         output = cast("Any", model).get_decoder()(
             input_ids=column(pack, "tokens", "ids").to(device)[None],
             position_ids=column(pack, "tokens", "position").to(device)[None],
@@ -90,40 +90,6 @@ def _check_positions(model: nn.Module, longest: int) -> None:
             f"the length of the text, and so differs between rows of one pack; set sampling.max_context_tokens to at "
             f"most {limit}, or the model's rope_type to yarn or linear"
         )
-
-
-def recompute_activations(model: nn.Module) -> None:
-    """Keep only each layer's input for the backward pass and compute the rest again: less memory, a third more time.
-
-    Raises ``ConfigError`` for a model that does not support it.
-    """
-    if not getattr(model, "supports_gradient_checkpointing", False):
-        raise ConfigError(
-            f"{type(model).__name__} does not support activation checkpointing; set "
-            "trainer.activation_checkpointing=false"
-        )
-    cast("Any", model).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-
-
-@contextmanager
-def _recomputing(model: nn.Module) -> Iterator[None]:
-    """transformers recomputes in training mode alone, and policies stay in evaluation mode, where nothing is dropped.
-
-    So only the layers' own flag is switched, not that of what they hold.
-    """
-    layers = (
-        [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
-        if torch.is_grad_enabled()
-        else []
-    )
-    modes = [layer.training for layer in layers]
-    for layer in layers:
-        layer.training = True
-    try:
-        yield
-    finally:
-        for layer, mode in zip(layers, modes):
-            layer.training = mode
 
 
 def _head(

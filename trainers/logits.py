@@ -18,7 +18,7 @@ def read_logits(logits: Tensor, ids: Tensor, *, scale: float = 1.0, entropy: boo
     here the logits are kept as they are, and their gradient is the one tensor that is made. Logits of minus infinity
     have no probability and add nothing to the entropy.
     """
-    return cast("tuple[Tensor, Tensor]", _Read.apply(logits, ids, scale, entropy))
+    return cast("tuple[Tensor, Tensor]", cast("Any", _Read).apply(logits, ids, scale, entropy))
 
 
 def widen(logits: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class _Read(torch.autograd.Function):
         return picked, spread
 
     @staticmethod
-    def backward(ctx: Any, picked: Tensor, spread: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, picked: Tensor, spread: Tensor) -> tuple[Tensor, None, None, None]:
         """d logp(i) / d x(j) = [i = j] - p(j), and d H / d x(j) = -p(j) (log p(j) + H), of scaled logits x."""
         logits, ids, entropies = ctx.saved_tensors
         grad = _log_softmax(logits, ctx.scale)

@@ -53,7 +53,7 @@ def worker_config(config: RunConfig) -> RunConfig:
     """
     on_gpu = config.cluster.gpus_per_worker > 0 and config.engine.name == "hf"
     device = "cuda" if on_gpu else "cpu"
-    trainer = replace(config.trainer, device=device, activation_checkpointing=False, strategy="single", ranks=None)
+    trainer = replace(config.trainer, device=device, activation_checkpointing="none", strategy="single", ranks=None)
     return replace(config, cluster=ClusterConfig(), trainer=trainer)
 
 

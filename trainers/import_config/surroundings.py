@@ -286,7 +286,7 @@ def processes(t: Translation) -> None:
     """How many processes train, and what they keep in memory."""
     checkpointing = "actor_rollout_ref.model.enable_gradient_checkpointing"
     if t.has(checkpointing):
-        made = t.put(trainer__activation_checkpointing=t.flag(checkpointing))
+        made = t.put(trainer__activation_checkpointing="full" if t.flag(checkpointing) else "none")
         t.say(checkpointing, "same", made)
     machines, devices = t.get("trainer.nnodes", 1), t.get("trainer.n_gpus_per_node", 1)
     if not isinstance(machines, int) or not isinstance(devices, int):

@@ -397,7 +397,7 @@ def test_any_setting_is_accounted_for_once(
 @pytest.mark.parametrize(
     ("machines", "devices", "expected", "missing"),
     [
-        (1, 1, {"trainer.activation_checkpointing": "true"}, {"trainer.strategy", "trainer.ranks"}),
+        (1, 1, {"trainer.activation_checkpointing": "full"}, {"trainer.strategy", "trainer.ranks"}),
         (1, 8, {"trainer.strategy": "deepspeed", "trainer.ranks": "8"}, set()),
         (2, 8, {"trainer.strategy": "deepspeed"}, {"trainer.ranks"}),
     ],
