@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turntree.agents.lora import has_adapter, merged_state, save_adapter
-from turntree.errors import ConfigError
+from turntree.errors import CheckpointError, ConfigError
 from turntree.quiet import quiet_progress
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str | torch.
     _refuse_pickles(path)
     try:
         with quiet_progress():
-            model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=kinds[dtype], use_safetensors=True)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                name, dtype=kinds[dtype], use_safetensors=True, trust_remote_code=False
+            )
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"cannot load a causal language model from {name}: {error}") from error
     try:
@@ -60,7 +62,7 @@ def load_tokenizer(path: str | Path) -> Any:
 
     name = model_source(path)
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # None would ask on a terminal
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot load a tokenizer from {name}: {error}") from error
 
@@ -69,11 +71,25 @@ def save_model(model: Any, tokenizer: Any, folder: str | Path) -> Path:
     """Write model (safetensors) and tokenizer as a Hugging Face folder; ``folder`` is whole or not there.
 
     Of a model with an adapter the merged weights are written, and the adapter alone, as PEFT reads it, in ``adapter``.
-    An existing model folder is replaced. Raises ``ConfigError`` when ``folder`` holds something else.
+    An existing model folder is replaced. Raises ``ConfigError`` when ``folder`` holds something else,
+    ``CheckpointError`` when it cannot be written (disk full).
     """
     folder = Path(folder)
     if folder.exists() and not (folder / "config.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"expected a new, empty or model folder, found other files in {folder}; name another one")
+    from safetensors import SafetensorError
+
+    try:
+        _replace_model(model, tokenizer, folder)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot write the model folder {folder}: {error}; what lay there before is whole. Make room, or mend what "
+            "it says, and give the command again (resume=true for runs)"
+        ) from error
+    return folder
+
+
+def _replace_model(model: Any, tokenizer: Any, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         fresh = Path(scratch) / "new"
@@ -86,7 +102,6 @@ def save_model(model: Any, tokenizer: Any, folder: str | Path) -> Path:
         if folder.exists():
             os.replace(folder, Path(scratch) / "old")
         os.replace(fresh, folder)
-    return folder
 
 
 def save_weights(model: Any, folder: Path, *, untie: bool = False) -> None:

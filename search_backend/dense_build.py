@@ -208,7 +208,12 @@ def index_vectors(vectors: VectorFile, out: Path, wanted: DenseSettings, progres
             done += len(chunk)
             progress("add", done, vectors.rows, wanted.factory)
     part = out.with_name(f"{out.name}.part")
-    faiss.write_index(index, str(part))
+    try:
+        faiss.write_index(index, str(part))
+    except RuntimeError as error:  # faiss has no other word for a full disk
+        raise SearchIndexError(
+            f"cannot write {part}: {error!s:.200}; make room, and give the same command again, which goes on"
+        ) from error
     with part.open("rb") as file:
         os.fsync(file.fileno())
     if index.ntotal != vectors.rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -93,6 +94,20 @@ def cut(path: Path, size: int) -> None:
 
 
 @contextmanager
+def _room(folder: Path) -> Iterator[None]:
+    """A disk that is full, or turned read-only, while something is built."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO):
+            raise
+        raise SearchIndexError(
+            f"cannot write in {folder}: {error.strerror}; what is there is kept: make room, and give the same command "
+            "again, which goes on"
+        ) from error
+
+
+@contextmanager
 def building(folder: Path) -> Iterator[None]:
     """Make the folder, and keep a second builder out of it. The lock ends with the process, however that ends."""
     try:
@@ -105,6 +120,7 @@ def building(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise SearchIndexError(f"another process is building in {folder}; wait for it, or stop it") from error
-        yield
+        with _room(folder):
+            yield
     finally:
         os.close(handle)

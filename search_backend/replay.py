@@ -30,6 +30,15 @@ _BUSY_S = 60.0
 _MANY = 500
 """Keys of one statement: SQLite bounds the variables of each."""
 
+_CURES = {
+    "full": "; what it holds is whole: make room on its disk",
+    "disk I/O": "; what it holds is whole: see whether its disk is full or broken",
+    "readonly": "; mend the permissions of the file and its folder, or replay it (search.store_mode=replay)",
+    "malformed": "; restore the file, or name another and record it again",
+    "unable to open": "; its folder must be there and be writable",
+}
+"""What to do, by words of SQLite's messages."""
+
 _INHERITED: list[sqlite3.Connection | None] = []
 """Connections of a parent process: never used, and never closed, which would meddle with the parent's locks."""
 
@@ -129,10 +138,11 @@ class SearchStore:
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield connection
+            connection.execute("COMMIT")
         except BaseException:
-            connection.execute("ROLLBACK")
+            if connection.in_transaction:  # a full disk ends it by itself
+                connection.execute("ROLLBACK")
             raise
-        connection.execute("COMMIT")
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -204,7 +214,8 @@ def _told(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         if "not a database" in str(error):
             raise ConfigError(f"{path}: expected a store of searches, found another file; name another") from error
-        raise RetrievalError(f"the store of searches {path} failed: {error}") from error
+        cure = next((cure for word, cure in _CURES.items() if word in str(error)), "")
+        raise RetrievalError(f"the store of searches {path} failed: {error}{cure}") from error
     except (sqlite3.Error, KeyError, ValueError) as error:  # the last two: rows that this module did not write
         raise RetrievalError(f"the store of searches {path} failed: {error}") from error
 

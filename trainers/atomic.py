@@ -9,7 +9,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["atomic_file", "sync_file", "sync_folder", "write_json"]
+from turntree.errors import CheckpointError
+
+__all__ = ["atomic_file", "sync_file", "sync_folder", "write_json", "written"]
+
+
+@contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Around the writing of ``path``: a full or read-only disk is a ``CheckpointError`` that says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write {path}: {error.strerror or error}; what was finished before is whole. Make room, or mend "
+            "what it says, and go on with resume=true"
+        ) from error
 
 
 @contextmanager

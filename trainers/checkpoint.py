@@ -51,6 +51,7 @@ SCHEMA = 1
 
 Generators: TypeAlias = "Mapping[str, torch.Generator | np.random.Generator]"
 
+_WITHOUT_DIGEST = {"schema", "step", "files", "tied", "fingerprint"}
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 _MODEL, _STATE, _TENSORS, _MANIFEST, _BEST = (
     "model.safetensors",
@@ -200,10 +201,10 @@ def load_state(path: str | Path) -> dict[str, Any]:
 
 def load_weights(path: str | Path, model: nn.Module) -> None:
     """Copy only the weights of a checkpoint into ``model``, whose parameter names and shapes must match."""
-    from safetensors.torch import load_file
-
-    tensors = load_file(Path(path) / _MODEL)
+    tensors = _load_tensors(Path(path) / _MODEL)
     for dropped, kept in _read_manifest(Path(path))["tied"].items():
+        if kept not in tensors:
+            raise CheckpointError(f"{path}: {_MANIFEST} ties {dropped} to {kept}, which is not there; use an older one")
         tensors[dropped] = tensors[kept]
     _match_weights(tensors, model, Path(path))
     model.load_state_dict(tensors)
@@ -268,7 +269,7 @@ def _write_files(
     write_json(folder / _STATE, structure)
     files = {name: _describe(folder / name) for name in (_MODEL, _TENSORS, _STATE)}
     manifest = {"schema": SCHEMA, "step": step, "files": files, "tied": tied, "fingerprint": dict(fingerprint or {})}
-    write_json(folder / _MANIFEST, manifest)
+    write_json(folder / _MANIFEST, {**manifest, "sha256": _digest(manifest)})
     sync_folder(folder)
 
 
@@ -281,6 +282,12 @@ def _save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[s
     except SafetensorError as error:
         raise OSError(f"{path.name}: {error}") from error
     sync_file(path)
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """Of all entries but the digest itself: a manifest that was damaged must not pass for one of another run."""
+    kept = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def _describe(path: Path) -> dict[str, Any]:
@@ -339,20 +346,40 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(file.read_bytes())
         found = manifest["schema"]
         complete = {"files", "fingerprint", "step", "tied"} <= manifest.keys()
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} is corrupt ({error}); use an older checkpoint") from error
     if found != SCHEMA:
         raise CheckpointError(f"{path} has schema {found}, this version reads {SCHEMA}; use the turntree that wrote it")
+    # Checkpoints of earlier versions have no digest.
+    if manifest.get("sha256", "") != _digest(manifest) and not (manifest.keys() == _WITHOUT_DIGEST):
+        raise CheckpointError(f"{file} does not match its checksum: it is corrupt; use an older checkpoint")
     if not complete:
         raise CheckpointError(f"{file} lacks entries; use an older checkpoint")
     return manifest
 
 
 def _read_payload(path: Path) -> dict[str, Any]:
+    tensors = _load_tensors(path / _TENSORS)
+    try:
+        payload: dict[str, Any] = decode(json.loads((path / _STATE).read_bytes()), tensors)
+        missing = {"state", "optimizer", "scheduler", "generators"} - payload.keys()
+        if missing:
+            raise KeyError(sorted(missing)[0])
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path / _STATE} is no state of a checkpoint ({type(error).__name__}: {error}); use an older one"
+        ) from error
+    return payload
+
+
+def _load_tensors(file: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    payload: dict[str, Any] = decode(json.loads((path / _STATE).read_bytes()), load_file(path / _TENSORS))
-    return payload
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} holds no safetensors ({error}); use an older checkpoint") from error
 
 
 def _check_present(payload: Mapping[str, Any], scheduler: Stateful | None, generators: Generators, path: Path) -> None:

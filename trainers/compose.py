@@ -63,15 +63,27 @@ def compose(overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def read_config(saved: Mapping[str, Any]) -> RunConfig:
-    """The configuration of a run as it was saved. Raises ``ConfigError`` where it does not fit this version."""
+    """The configuration of a run as it was saved, whose texts are what they are: ``${oc.env:NAME}`` is not looked up.
+
+    Raises ``ConfigError`` where it does not fit this version.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        node = OmegaConf.create(dict(saved))
+        node = OmegaConf.create(_literal(dict(saved)))
     except (OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(f"the configuration cannot be read: {str(error) or type(error).__name__}") from None
     return _to_config(node)
+
+
+def _literal(value: Any) -> Any:
+    """Data without interpolations: ``${`` in texts is escaped."""
+    if isinstance(value, Mapping):
+        return {key: _literal(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_literal(item) for item in value]
+    return value.replace("${", "\\${") if isinstance(value, str) else value
 
 
 def _schema() -> Any:

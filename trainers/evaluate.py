@@ -14,7 +14,7 @@ from turntree.agents.engines.protocol import Engine, SamplingParams
 from turntree.agents.scorer import Finisher, Scorer
 from turntree.envs.core import TurnCore
 from turntree.envs.scorers import AnswerMetrics
-from turntree.trainers.atomic import atomic_file, write_json
+from turntree.trainers.atomic import atomic_file, write_json, written
 from turntree.trainers.distributed.ranks import ALONE, Ranks
 from turntree.trainers.evaluation.play import INTERRUPTED, Players, play
 from turntree.trainers.evaluation.rows import ANSWERS, EvalRow, read_rows
@@ -110,7 +110,7 @@ def shown(summary: Mapping[str, Any]) -> tuple[str, ...]:
 
 def write_rows(path: Path, rows: Sequence[EvalRow]) -> None:
     """One JSON object a line, whole or not there."""
-    with atomic_file(path) as file:
+    with written(path), atomic_file(path) as file:
         for row in rows:
             file.write(row_bytes(row))
 

@@ -24,7 +24,7 @@ from turntree.agents.lora import trained_part
 from turntree.agents.models import save_model
 from turntree.agents.scorer import close_all
 from turntree.trainers.agent import summarizer_usage
-from turntree.trainers.atomic import write_json
+from turntree.trainers.atomic import write_json, written
 from turntree.trainers.build import (
     Bench,
     build_bench,
@@ -307,7 +307,8 @@ class _Run:
         sampling = rollout_sampling(self.config, self.task.core)
         said = self.bench.dialogue.report.text()
         passport = run_passport(self.config, self.task, split="train", sampling=sampling, dialogue=said)
-        write_json(self.folder.path / "passport.json", passport.to_json())
+        with written(self.folder.path / "passport.json"):
+            write_json(self.folder.path / "passport.json", passport.to_json())
         self.store.drop_after(self.progress.step)
         drop_validations_after(self.folder.path / "validation", self.progress.step)
         options, at = self.config.trainer, self.progress.step

@@ -25,7 +25,8 @@ from typing import Any
 
 import turntree
 from turntree.errors import CheckpointError, DataError
-from turntree.trainers.atomic import atomic_file, write_json
+from turntree.trainers.append import AppendFile
+from turntree.trainers.atomic import atomic_file, write_json, written
 from turntree.trainers.loggers import Tracker
 
 __all__ = ["SCHEMA", "MetricsLog", "RunFolder", "SilentLog", "read_metrics"]
@@ -98,11 +99,15 @@ class RunFolder:
         from omegaconf import OmegaConf
 
         node = config if OmegaConf.is_config(config) else OmegaConf.create(_plain(config))
-        with atomic_file(self.config_file) as handle:
+        with written(self.config_file), atomic_file(self.config_file) as handle:
             handle.write(OmegaConf.to_yaml(node).encode())
 
     def load_config(self) -> dict[str, Any]:
-        """The saved configuration as plain dicts and lists. Raises :class:`CheckpointError` when it cannot be read."""
+        """The saved configuration as plain dicts and lists. Raises :class:`CheckpointError` when it cannot be read.
+
+        Resolvers (``${oc.env:NAME}``) stay texts: what reads a run of somebody else's must not put secrets of this
+        machine into pages and exports.
+        """
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
         from yaml import YAMLError
@@ -110,7 +115,8 @@ class RunFolder:
         if not self.config_file.is_file():
             raise CheckpointError(f"{self.config_file} is missing; the folder was not written by a run")
         try:
-            loaded: Any = OmegaConf.to_container(OmegaConf.load(self.config_file), resolve=True)
+            found = OmegaConf.to_container(OmegaConf.load(self.config_file), resolve=False)
+            loaded: Any = OmegaConf.to_container(OmegaConf.create(_inert(found)), resolve=True)
         except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
             raise CheckpointError(
                 f"{self.config_file} cannot be read ({error}); put back the configuration that the run wrote"
@@ -121,7 +127,8 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``; numbers that are not finite become null."""
-        write_json(self.summary_file, _finite(summary))
+        with written(self.summary_file):
+            write_json(self.summary_file, _finite(summary))
 
     def read_summary(self) -> dict[str, Any]:
         """The summary of a finished run. Raises :class:`CheckpointError` when it has none."""
@@ -168,18 +175,19 @@ class MetricsLog:
     """An append-only ``metrics.jsonl``; ``trackers`` get the same numbers and are closed with it.
 
     Each line is written by one system call, so Ctrl-C leaves whole lines; a kill in the middle of it may leave the
-    beginning of one, which readers and a resumed run leave out. ``resume_step``: continue after that step; lines of
+    beginning of one, which readers leave out and the next log cuts off. A line that a full disk has no room for leaves
+    nothing behind and raises ``CheckpointError``. ``resume_step``: continue after that step; lines of
     later steps are dropped, so that a resumed run's file equals an uninterrupted one's. Write a step's metrics before
     its checkpoint.
     """
 
     def __init__(self, path: str | Path, *, trackers: Sequence[Tracker] = (), resume_step: int | None = None) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if resume_step is not None and self.path.exists():
-            _drop_after(self.path, resume_step)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self._file: int | None = os.open(self.path, flags, 0o644)
+        with written(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if resume_step is not None and self.path.exists():
+                _drop_after(self.path, resume_step)
+            self._file: AppendFile | None = AppendFile(self.path)
         self._trackers = tuple(trackers)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -200,7 +208,7 @@ class MetricsLog:
                 nonfinite[name] = word
         if nonfinite:
             row["nonfinite"] = nonfinite
-        _write_all(self._file, (json.dumps(row, allow_nan=False) + "\n").encode())
+        self._file.append_lines((json.dumps(row, allow_nan=False) + "\n").encode())
         if self._trackers:
             numbers = _numbers(metrics)
             for tracker in self._trackers:
@@ -209,7 +217,7 @@ class MetricsLog:
     def close(self) -> None:
         """Close the file and the trackers; a second call does nothing."""
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
         trackers, self._trackers = self._trackers, ()
         for tracker in trackers:
@@ -269,11 +277,6 @@ def _drop_after(path: Path, step: int) -> None:
         handle.writelines(line + b"\n" for line in kept)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """What a tracker can draw: numbers, those that are not finite too."""
     found = {name: _scalar(value) for name, value in metrics.items()}
@@ -307,6 +310,15 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _inert(value: Any) -> Any:
+    """Configuration data in which texts that call a resolver are escaped, so that they stay what they are."""
+    if isinstance(value, Mapping):
+        return {key: _inert(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_inert(item) for item in value]
+    return value.replace("${", "\\${") if isinstance(value, str) and "${" in value and ":" in value else value
 
 
 def _plain(value: Any) -> Any:

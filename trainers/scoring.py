@@ -22,7 +22,7 @@ from turntree.envs.scorers import load_scorer
 from turntree.envs.task import Question
 from turntree.errors import CheckpointError, ConfigError
 from turntree.trainers.agent import summarizer_usage
-from turntree.trainers.atomic import atomic_file, write_json
+from turntree.trainers.atomic import atomic_file, write_json, written
 from turntree.trainers.build import Bench, build_bench, finisher, limits, scorer
 from turntree.trainers.config import RunConfig
 from turntree.trainers.doctor import resolve_engine
@@ -370,7 +370,8 @@ class _SetRun:
 
     def _write(self) -> None:
         self.document = or_null(self.document)
-        write_json(self.folder.path / "evaluation.json", self.document)
+        with written(self.folder.path / "evaluation.json"):
+            write_json(self.folder.path / "evaluation.json", self.document)
         for name in self.played:
             drop_journal(self.folder.path, name)
 
@@ -382,7 +383,7 @@ def _how(players: Players) -> dict[str, Any]:
 def _write_tables(folder: Path, documents: Mapping[str, dict[str, Any]]) -> None:
     texts = {"evaluation.md": markdown(documents), "evaluation.csv": csv_text(documents)}
     for name, text in texts.items():
-        with atomic_file(folder / name) as file:
+        with written(folder / name), atomic_file(folder / name) as file:
             file.write(text.encode("utf-8", "backslashreplace"))
     if "" not in documents:
         write_json(folder / "evaluations.json", {"sets": documents})

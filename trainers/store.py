@@ -20,7 +20,7 @@ import zstandard
 
 from turntree.envs.task import FrozenDict, Question, thaw
 from turntree.errors import ConfigError, DataError
-from turntree.trainers.atomic import atomic_file, sync_folder, write_json
+from turntree.trainers.atomic import atomic_file, sync_folder, write_json, written
 from turntree.trainers.tree import Group, Node, Tree
 
 __all__ = [
@@ -122,7 +122,7 @@ class TreeStore:
         """Store one step's trees, all or nothing; what the step held before is replaced."""
         kept = self._sampled(step, groups)
         by_node = _by_node(advantages or {})
-        with atomic_file(self.file(step)) as handle:
+        with written(self.file(step)), atomic_file(self.file(step)) as handle:
             lines = (_encode_tree(step, tree, by_node, tokens or {}) for group in kept for tree in group.trees)
             stored, size = _write_lines(handle, lines, self.max_bytes)
         given = sum(len(group.trees) for group in groups)
@@ -188,7 +188,9 @@ class TreeStore:
     def _save_records(self, records: Mapping[int, StepRecord]) -> None:
         columns = [field.name for field in fields(StepRecord)]
         rows = [list(astuple(record)) for _, record in sorted(records.items())]
-        write_json(self.folder / "store.json", {"schema": SCHEMA, "columns": columns, "steps": rows})
+        path = self.folder / "store.json"
+        with written(path):
+            write_json(path, {"schema": SCHEMA, "columns": columns, "steps": rows})
 
     def _thin(self) -> list[int]:
         """Remove files until the rest fits; returns the steps removed."""
@@ -251,11 +253,11 @@ def _write_lines(handle: BinaryIO, lines: Iterable[str], max_bytes: int) -> tupl
     with compressor.stream_writer(handle, closefd=False) as writer:
         for line in map(_utf8, lines):
             # The lines so far tell how well these compress; the first is always kept.
-            if stored and handle.tell() * (1 + len(line) / raw) > max_bytes:
-                break
+            if stored and raw + len(line) > max_bytes:
+                writer.flush(zstandard.FLUSH_BLOCK)  # only now has the size to be known while writing
+                if handle.tell() * (1 + len(line) / raw) > max_bytes:
+                    break
             writer.write(line)
-            # A flush a tree costs a few bytes and makes the size known while writing.
-            writer.flush(zstandard.FLUSH_BLOCK)
             stored, raw = stored + 1, raw + len(line)
     return stored, handle.tell()
 

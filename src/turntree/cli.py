@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -452,11 +453,20 @@ def main() -> None:
         sys.exit(error.exit_code)
     except RankError as error:  # of a rank that turntree started, the launcher says who failed
         launched = is_launched()
-        click.echo("" if launched else f"{type(error).__name__}: {error}", err=True, nl=not launched)
+        click.echo("" if launched else _shown(error), err=True, nl=not launched)
         sys.exit(LOST)
     except (TurnTreeError, OSError) as error:
-        click.echo(f"{type(error).__name__}: {error}", err=True)
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        cure = "; what was finished before is whole: make room, and give the command again (resume=true for runs)"
+        click.echo(_shown(error, cure if full else ""), err=True)
         sys.exit(1)
+
+
+def _shown(error: Exception, cure: str = "") -> str:
+    """An error as a message: what servers and files said in it is not obeyed by the terminal."""
+    from turntree.commands.console import printable
+
+    return printable(f"{type(error).__name__}: {error}{cure}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from turntree.agents.engines.endpoint import Usage
 from turntree.agents.scorer import Failed, Scorer, close_all
 from turntree.envs.core import TurnCore
 from turntree.errors import ConfigError
-from turntree.trainers.atomic import atomic_file, write_json
+from turntree.trainers.atomic import atomic_file, write_json, written
 from turntree.trainers.build import run_path
 from turntree.trainers.coldstart.criteria import check_criterion, load_criterion
 from turntree.trainers.coldstart.filters import Filter, load_filters
@@ -245,7 +245,7 @@ def _write(
     plan: Plan, verdicts: Iterator[tuple[str, Sequence[Verdict]]], folder: Path, outcome: Outcome, usage: Usage
 ) -> Statistics:
     statistics, metric = _statistics(plan), plan.core.metric
-    with atomic_file(folder / KEPT) as kept, atomic_file(folder / DROPPED) as dropped:
+    with written(folder), atomic_file(folder / KEPT) as kept, atomic_file(folder / DROPPED) as dropped:
         for name, found in verdicts:
             statistics.add(name, found)
             for verdict in found:
@@ -253,7 +253,8 @@ def _write(
     statistics.unplayed = len(plan.slots) - statistics.generated
     statistics.stopped = outcome.stopped
     statistics.usage = asdict(usage)
-    write_json(folder / STATISTICS, statistics.to_json())
+    with written(folder / STATISTICS):
+        write_json(folder / STATISTICS, statistics.to_json())
     _warn(outcome.failures)
     return statistics
 

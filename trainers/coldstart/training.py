@@ -19,13 +19,13 @@ from turntree.agents.teacher import Demonstration, Teacher, trajectories
 from turntree.envs.core import TurnCore
 from turntree.envs.search_qa import SearchQACore
 from turntree.errors import ConfigError, EngineError
-from turntree.trainers.atomic import atomic_file
+from turntree.trainers.append import json_line
+from turntree.trainers.atomic import atomic_file, written
 from turntree.trainers.build import Bench, build_bench, run_path
 from turntree.trainers.checkpoint import config_fingerprint
 from turntree.trainers.coldstart.criteria import load_criterion, reads_answers
 from turntree.trainers.coldstart.filters import load_filters
 from turntree.trainers.coldstart.job import Report, make, make_in_memory, prepare
-from turntree.trainers.coldstart.journal import json_line
 from turntree.trainers.coldstart.played import Key, Played, Slot, vocabulary
 from turntree.trainers.coldstart.rows import DROPPED, KEPT, STATISTICS, kept_file, read_kept, verdict_row
 from turntree.trainers.coldstart.select import best_of, judge
@@ -279,7 +279,7 @@ def _save_losses(config: RunConfig, folder: RunFolder, result: SftResult) -> Non
 
 
 def _save(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    with atomic_file(path) as handle:
+    with written(path), atomic_file(path) as handle:
         for row in rows:
             handle.write(json_line(row))
 

@@ -17,8 +17,8 @@ from typing import Any
 from turntree.agents.engines.endpoint import Usage
 from turntree.agents.engines.protocol import Engine, Generation, Request
 from turntree.errors import CheckpointError, EngineError
-from turntree.trainers.atomic import atomic_file
-from turntree.trainers.coldstart.journal import AppendFile, json_line
+from turntree.trainers.append import AppendFile, json_line
+from turntree.trainers.atomic import atomic_file, written
 
 __all__ = ["RecordedEngine", "TurnLog"]
 
@@ -103,7 +103,7 @@ class TurnLog:
 
     def _compact(self) -> None:
         rows = [row for turns in self._known.values() for row in turns.values()]
-        with atomic_file(self._path) as file:
+        with written(self._path), atomic_file(self._path) as file:
             for row in rows:
                 file.write(json_line(row))
             file.write(json_line({"usage": asdict(self.usage)}))

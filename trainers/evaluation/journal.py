@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from turntree.errors import CheckpointError
-from turntree.trainers.atomic import atomic_file
+from turntree.trainers.append import AppendFile
+from turntree.trainers.atomic import atomic_file, written
 from turntree.trainers.evaluation.rows import EvalRow, parse_row
 
 __all__ = ["Journal", "check_facts", "read_journal"]
@@ -25,15 +25,15 @@ class Journal:
         A journal that is there already is replaced at once, so that a kill at this moment costs none of its rows.
         """
         self.path = path
-        with atomic_file(path) as file:
-            file.write(_bytes({"facts": facts}) + _lines(rows))
-        self._file: BinaryIO = path.open("ab")
+        with written(path):
+            with atomic_file(path) as file:
+                file.write(_bytes({"facts": facts}) + _lines(rows))
+            self._file = AppendFile(path)
 
     def write(self, rows: Sequence[Sequence[EvalRow]]) -> None:
         """Append the rows of some questions."""
-        self._file.write(_lines(rows))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._file.append_lines(_lines(rows))
+        self._file.sync()
 
     def close(self) -> None:
         self._file.close()
@@ -48,15 +48,20 @@ def read_journal(path: Path, facts: Mapping[str, Any]) -> dict[str, tuple[EvalRo
         return {}
     lines = path.read_bytes().split(b"\n")
     saved = _json(lines[0])
-    if saved is None:
-        return {}
+    if not isinstance(saved, dict) or not isinstance(saved.get("facts"), dict):
+        if len(lines) == 1:  # nothing was played yet
+            return {}
+        raise CheckpointError(
+            f"{path}, line 1 is damaged: expected how the rows were made, found {lines[0][:80]!r}; restore the file, "
+            "or delete it, and its questions are played again"
+        )
     check_facts(saved["facts"], facts, folder=path.parent)
     rows: dict[str, tuple[EvalRow, ...]] = {}
     for number, line in enumerate(lines[1:-1], 2):
         found = _json(line)
-        if found is None:
+        if not isinstance(found, list) or not found:
             raise CheckpointError(
-                f"{path}, line {number} is no JSON; delete the file, and its questions are played again"
+                f"{path}, line {number} is no list of rows; delete the file, and its questions are played again"
             )
         parsed = tuple(parse_row(json.dumps(row), where=f"{path}, line {number}") for row in found)
         rows[parsed[0].id] = parsed

@@ -151,5 +151,5 @@ def _decoder(folder: RunFolder, tokenizer: str) -> Callable[[Sequence[int]], str
 
     from turntree.agents.tokenizer import decode
 
-    loaded: Any = AutoTokenizer.from_pretrained(path)
+    loaded: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     return lambda ids: decode(loaded, ids)

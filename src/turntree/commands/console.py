@@ -29,6 +29,7 @@ __all__ = [
     "argument",
     "console",
     "free_path",
+    "printable",
     "resumable",
     "resume_hint",
     "say",
@@ -37,7 +38,7 @@ __all__ = [
     "stage_bars",
 ]
 
-console = Console()
+console = Console(emoji=False)  # ":x:" in a path, an import path or JSON is no picture
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -48,9 +49,13 @@ def say(text: str) -> None:
     What UTF-8 cannot say (half of a surrogate pair, from somebody's JSON) is escaped, as JSON escapes it; so is what a
     terminal would obey instead of showing it.
     """
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """``text`` without what a terminal would obey: control characters, and halves of surrogate pairs, as escapes."""
     shown = text.encode("utf-8", "backslashreplace").decode()
-    shown = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", shown)
-    console.print(shown, markup=False, highlight=False, soft_wrap=True)
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", shown)
 
 
 def say_json(value: Any) -> None:

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turntree.errors import CheckpointError, DataError
+from turntree.trainers.append import AppendFile
 from turntree.trainers.coldstart import Key
-from turntree.trainers.coldstart.journal import AppendFile, Journal
+from turntree.trainers.coldstart.journal import Journal
 
 FACTS = {"seed": 1}
 
@@ -109,7 +110,7 @@ def test_a_full_disk_leaves_whole_rows_and_says_how_to_go_on(tmp_path: Path, mon
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(descriptor, data[:3], offset)
 
-    monkeypatch.setattr("turntree.trainers.coldstart.journal.os.pwrite", full)
+    monkeypatch.setattr("turntree.trainers.append.os.pwrite", full)
     with pytest.raises(CheckpointError, match=r"cannot write .*rows\.jsonl: No space left.*resume=true"):
         file.append({"n": 2})
     monkeypatch.undo()

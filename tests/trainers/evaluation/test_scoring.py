@@ -87,8 +87,7 @@ def test_resumed_equals_never_stopped(
             super().write(rows)
             count += self.path.name.startswith(way) and bool(rows)
             if count == batches:
-                self._file.write(b'[{"id": "cut in the mid')
-                self._file.flush()
+                self._file.append_lines(b'[{"id": "cut in the mid')
                 raise Killed
 
     monkeypatch.setattr(modes, "Journal", Faulty)
