@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Bench",
     "build_bench",
+    "check_adapter",
     "credit_rule",
     "finisher",
     "growth_plan",
@@ -103,16 +104,21 @@ def build_bench(config: RunConfig) -> Bench:
     return Bench(model, tokenizer, dialogue, _engine(config, model, tokenizer))
 
 
+def check_adapter(config: RunConfig) -> None:
+    """Raise ``ConfigError`` where the engine cannot be sent an adapter."""
+    if config.model.lora_rank and config.engine.name == "vllm" and config.engine.sync != "folder":
+        raise ConfigError(
+            f"engine.sync={config.engine.sync} sends the parameters as they are, and model.lora_rank="
+            f"{config.model.lora_rank} needs them merged; use engine.sync=folder"
+        )
+
+
 def _add_adapter(config: RunConfig, model: PreTrainedModel) -> None:
     """The LoRA adapter of ``model.lora_rank``, equal for equal seeds; nothing without one."""
     options = config.model
     if not options.lora_rank:
         return
-    if config.engine.name == "vllm" and config.engine.sync != "folder":
-        raise ConfigError(
-            f"engine.sync={config.engine.sync} sends the parameters as they are, and model.lora_rank="
-            f"{options.lora_rank} needs them merged; use engine.sync=folder"
-        )
+    check_adapter(config)
     add_adapter(
         model,
         rank=options.lora_rank,

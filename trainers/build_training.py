@@ -21,19 +21,29 @@ from turntree.trainers.packing import SharedTurns
 from turntree.trainers.preparation import Preparation
 from turntree.trainers.task import Task, build_task, has_split
 
-__all__ = ["build_objective", "build_preparation", "build_reference", "build_optimizer", "build_validation"]
+__all__ = [
+    "build_objective",
+    "build_preparation",
+    "build_reference",
+    "build_optimizer",
+    "build_validation",
+    "check_validation",
+]
 
 
 def build_validation(config: RunConfig, bench: Bench) -> Task | None:
     """The validation task; None where a run has none. Raises ``ConfigError`` where it is to validate and cannot."""
-    if has_split(config, "dev"):
-        return build_task(config, bench.tokenizer, split="dev")
-    if config.trainer.eval_every:
+    check_validation(config)
+    return build_task(config, bench.tokenizer, split="dev") if has_split(config, "dev") else None
+
+
+def check_validation(config: RunConfig) -> None:
+    """Raise ``ConfigError`` where a run is to validate and cannot."""
+    if config.trainer.eval_every and not has_split(config, "dev"):
         raise ConfigError(
             "trainer.eval_every is set but there is nothing to validate on: name a file in env.dev_questions, or "
             "arguments of another environment in env.dev_args"
         )
-    return None
 
 
 def build_reference(config: RunConfig, bench: Bench, loss: AnyLoss | None) -> torch.nn.Module | None:

@@ -13,9 +13,9 @@ from turntree.search_backend import BM25Backend, BM25Settings, SearchBackend
 from turntree.trainers.config import SearchConfig
 from turntree.trainers.plugins import load_backend
 
-__all__ = ["build_backend"]
+__all__ = ["REMOTE", "build_backend", "check_search_args"]
 
-_REMOTE = ("http", "web")
+REMOTE = ("http", "web")
 """Backends that are somewhere else: no corpus is needed here, and a replay need not reach them."""
 
 
@@ -29,6 +29,12 @@ def build_backend(search: SearchConfig, corpus: Callable[[], Path]) -> SearchBac
     return _stored(search, corpus)
 
 
+def check_search_args(search: SearchConfig) -> None:
+    """Raise ``ConfigError`` for arguments of BM25 that it does not take; nothing is indexed."""
+    if search.backend == "bm25" and not search.index:
+        check_arguments(BM25Settings, search.args, what="search.args")
+
+
 def _backend(search: SearchConfig, corpus: Callable[[], Path]) -> SearchBackend:
     if search.backend == "bm25":
         path = corpus()
@@ -38,7 +44,7 @@ def _backend(search: SearchConfig, corpus: Callable[[], Path]) -> SearchBackend:
             return _index(str(path.resolve()), modified, tuple(sorted(search.args.items())))
         check_arguments(BM25Settings, search.args, what="search.args")
         return _bm25(str(path.resolve()), path.stat().st_mtime, tuple(sorted(search.args.items())))
-    if search.backend in _REMOTE:
+    if search.backend in REMOTE:
         return _remote(search.backend, search.args)
     return load_backend(search.backend, {"corpus": corpus(), **search.args})
 
@@ -77,7 +83,7 @@ def _stored(search: SearchConfig, corpus: Callable[[], Path]) -> SearchBackend:
     name = "index" if search.index else search.backend
     source = f"{name}:{search.args.get('url', '')}".rstrip(":")
     mode: Any = search.store_mode
-    offline = mode == "replay" and (search.backend in _REMOTE or bool(search.store_fingerprint))
+    offline = mode == "replay" and (search.backend in REMOTE or bool(search.store_fingerprint))
     if search.store_fingerprint and not offline:
         raise ConfigError("search.store_fingerprint is for search.store_mode=replay; elsewhere the backend has its own")
     backend = None if offline else _backend(search, corpus)

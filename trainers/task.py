@@ -19,10 +19,11 @@ from turntree.envs.search_code_qa import SEARCH_CODE_QA, python_tool
 from turntree.envs.search_qa import SearchQACore
 from turntree.envs.task import Question
 from turntree.errors import ConfigError, DataError
+from turntree.search_backend import SearchBackend
 from turntree.trainers.agent import agent_grammar
 from turntree.trainers.config import EnvConfig, RewardConfig, RunConfig
 from turntree.trainers.plugins import load_env, load_reward
-from turntree.trainers.retrieval import build_backend
+from turntree.trainers.retrieval import REMOTE, build_backend
 
 __all__ = [
     "QUESTION_ANSWERING",
@@ -75,13 +76,19 @@ def has_split(config: RunConfig, split: Split) -> bool:
 
 
 def build_task(
-    config: RunConfig, tokenizer: Any, *, split: Split = "train", given: tuple[Path, Sequence[Question]] | None = None
+    config: RunConfig,
+    tokenizer: Any,
+    *,
+    split: Split = "train",
+    given: tuple[Path, Sequence[Question]] | None = None,
+    search: SearchBackend | None = None,
 ) -> Task:
     """Make the environment ``env.id`` for ``split``.
 
     Of question answering the questions are ``env.questions``, ``env.dev_questions`` or ``env.test_questions`` (else the
     dev ones), and the corpus the one given for them, else the ``corpus.jsonl`` beside them, else ``search.corpus``.
     ``given``: a questions file that was read already, and which of its questions count, instead of the split's own.
+    ``search`` takes the place of the configured retriever, whose corpus must be there all the same.
     Other environments get ``env.args``, with ``env.dev_args`` or ``env.test_args`` (else the dev ones) on top of it.
 
     Raises ``ConfigError`` or ``DataError``, naming the option that is at fault.
@@ -89,7 +96,7 @@ def build_task(
     env = config.env
     arguments = _arguments(env, split)
     if env.id in QUESTION_ANSWERING:
-        made_of, source = _search_qa(config, tokenizer, split, given)
+        made_of, source = _search_qa(config, tokenizer, split, given, search)
         taken = next((name for name in arguments if name in made_of), None)
         if taken is not None:
             raise ConfigError(f"env.args.{taken} of {env.id} has an option of its own; leave it out of env.args")
@@ -152,7 +159,11 @@ def _check_hermes(grammar: object, style: str) -> None:
 
 
 def _search_qa(
-    config: RunConfig, tokenizer: Any, split: Split, loaded: tuple[Path, Sequence[Question]] | None
+    config: RunConfig,
+    tokenizer: Any,
+    split: Split,
+    loaded: tuple[Path, Sequence[Question]] | None,
+    search: SearchBackend | None,
 ) -> tuple[dict[str, Any], str]:
     """The arguments of the question-answering environment, and the questions file."""
     env = config.env
@@ -164,9 +175,11 @@ def _search_qa(
     grammar, prompt, tools = load_env(env)
     _check_hermes(grammar, config.model.dialogue)
     grammar = agent_grammar(config, grammar)
+    if search is not None and config.search.backend not in REMOTE:
+        _corpus(config, path, split)
     given = {
         "questions": rows,
-        "search": build_backend(config.search, lambda: _corpus(config, path, split)),
+        "search": build_backend(config.search, lambda: _corpus(config, path, split)) if search is None else search,
         "max_turns": env.max_turns,
         "max_searches": env.max_searches,
         "top_k": config.search.top_k,

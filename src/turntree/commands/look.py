@@ -80,10 +80,13 @@ def run_explain(
 
 def run_doctor(overrides: Sequence[str], *, as_json: bool, corpus: str | None = None) -> None:
     """``turntree doctor``; ends the process with code 1 when the configured run cannot work."""
-    config = compose([*overrides, *([f"search.corpus={corpus}"] if corpus else [])])
     from turntree.trainers import doctor
 
-    checks = doctor.diagnose(config)
+    try:
+        config, error = compose([*overrides, *([f"search.corpus={corpus}"] if corpus else [])]), None
+    except ConfigError as refusal:  # no configuration at all: the machine is looked at all the same
+        config, error = compose(), refusal
+    checks = doctor.diagnose(config) if error is None else doctor.refused(config, error)
     document = doctor.as_json(checks, config)
     if as_json:
         say_json(document)

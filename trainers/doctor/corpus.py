@@ -1,21 +1,23 @@
-"""What this machine can hold of a corpus, and which search backend to take: a part of ``turntree doctor``."""
+"""What this machine can hold of a corpus, and which search backend to take; and whether an index can be searched."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from turntree.errors import TurnTreeError
 from turntree.search_backend.faiss_index import CODEBOOK
-from turntree.search_backend.index import find_kind, is_index, open_store, read_manifest, total_estimate
+from turntree.search_backend.index import find_kind, is_index, open_index, read_manifest, total_estimate
 from turntree.search_backend.machine import available_memory, free_disk, human_bytes
 from turntree.search_backend.survey import Estimate, Survey, survey
-from turntree.trainers.config import RunConfig
+from turntree.trainers.config import RunConfig, SearchConfig
 
 __all__ = ["SearchLine", "search_lines"]
 
+_QUERY = "Who wrote Hamlet?"
 _DIMENSION = 768  # of e5-base-v2 and bge-base; other encoders in proportion
 _ENCODER_MEMORY = 1_500_000_000
 _IN_PROCESS = 100_000  # passages; past this an index folder starts at once where memory takes minutes
@@ -39,13 +41,13 @@ def search_lines(config: RunConfig) -> Iterator[SearchLine]:
     if not path:
         return
     try:
-        if is_index(path):
-            open_store(path)  # an index whose corpus is gone cannot be opened
-            yield _index(Path(path))
+        if config.search.index or is_index(path):
+            yield _index(Path(path), config.search)
             return
         about = survey(path)
     except TurnTreeError as error:
-        yield SearchLine("corpus", False, path, str(error), "correct --corpus, search.corpus or search.index")
+        name = "index" if config.search.index else "corpus"
+        yield SearchLine(name, False, path, str(error), "correct --corpus, search.corpus or search.index")
         return
     memory, disk = available_memory(), free_disk(Path(path))
     size = f"{'' if about.exact else 'about '}{about.passages} passages, {human_bytes(about.text_bytes)} of text"
@@ -55,11 +57,25 @@ def search_lines(config: RunConfig) -> Iterator[SearchLine]:
     yield from _choices(about, Path(path), memory, disk)
 
 
-def _index(folder: Path) -> SearchLine:
+def _index(folder: Path, search: SearchConfig) -> SearchLine:
+    """Open it as a run does, its encoder too, and search it once."""
     manifest = read_manifest(folder)
     size, memory = sum(manifest["files"].values()), available_memory()
+    try:
+        backend = open_index(folder, **search.args)
+        start = time.monotonic()
+        backend.search([_QUERY], k=search.top_k)
+        seconds = time.monotonic() - start
+    except TurnTreeError as error:
+        found = f"{folder}: {manifest['kind']}, {manifest['corpus']['passages']} passages"
+        do = f"as it says; turntree index build --corpus FILE --out {folder} --replace makes it anew"
+        return SearchLine("index", False, found, str(error), do)
+    close = getattr(backend, "close", None)
+    if close is not None:
+        close()
     found = (
-        f"{folder}: {manifest['kind']}, {manifest['corpus']['passages']} passages, {human_bytes(size)} of mapped files"
+        f"{folder}: {manifest['kind']}, {manifest['corpus']['passages']} passages, {human_bytes(size)} of mapped "
+        f"files, searched in {seconds:.2g} s"
     )
     means = (
         "all of it stays in memory" if size < memory else f"more than the {human_bytes(memory)} there is: slow at first"
@@ -102,7 +118,7 @@ def _line(name: str, needs: Estimate, memory: int, disk: int, command: str, *, f
     ]
     found = f"{human_bytes(needs.build_memory)} of memory to build, {human_bytes(needs.disk)} of disk"
     if short:
-        return SearchLine(name, False, found, f"does not fit: too little {' and '.join(short)}")
+        return SearchLine(name, False, found, f"does not fit: too little {' and '.join(short)}", "take one that fits")
     kept = "" if needs.mapped < memory else "; larger than memory, so searches wait for the disk"
     return SearchLine(name, True, found, f"fits{'; take this to begin with' if first else ''}{kept}", command)
 
