@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 from turntree.envs.values import difference
-from turntree.errors import SnapshotError, TurnTreeError
+from turntree.errors import ForkLawError, SnapshotError
 
 __all__ = ["Case", "ForkLawError", "Law", "find_actions", "forker", "play", "play_frames", "same_frames"]
 
@@ -30,10 +30,6 @@ _ACROSS_EPISODES = frozenset({
     "episode_count", "episode_start_time", "time_queue", "return_queue", "length_queue",  # RecordEpisodeStatistics
     "checked_reset", "checked_step", "checked_data_reuse", "_previous_data",  # PassiveEnvChecker
 })  # fmt: skip
-
-
-class ForkLawError(TurnTreeError):
-    """A law of snapshots does not hold; the message starts with the law's name."""
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ class Forkable(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         """Continue from ``snapshot``: exactly (``seed=None``), or with random streams re-derived from ``seed``.
 
         Returns the observation and info that the episode stood at. Raises ``SnapshotError`` when the snapshot belongs
-        to another environment, and :class:`turntree.envs.replay.ReplayError` when a replay gives something else than
+        to another environment, and :class:`turntree.errors.EpisodeReplayError` when a replay gives something else than
         the record; then ``reset`` or another ``restore`` must follow.
         """
         if not isinstance(snapshot, ForkSnapshot):

@@ -14,17 +14,13 @@ import numpy as np
 from turntree.envs import values
 from turntree.envs.capture import Capture
 from turntree.envs.snapshot import History
-from turntree.errors import SnapshotError
+from turntree.errors import EpisodeReplayError
 
-__all__ = ["Played", "Record", "ReplayError", "Reseeded", "decode_record", "encode_record", "probe", "replay", "reseed"]
+__all__ = ["Played", "Record", "Reseeded", "decode_record", "encode_record", "probe", "replay", "reseed"]
 
 Env: TypeAlias = gymnasium.Env[Any, Any]
 
 _PROBE_SEED = 20160427
-
-
-class ReplayError(SnapshotError):
-    """Playing the recorded actions again did not give what was recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +79,11 @@ def reseed(layers: Sequence[Any], seed: int) -> None:
 
 
 def replay(env: Env, layers: Sequence[Any], record: Record) -> None:
-    """Play a recorded episode; raises :class:`ReplayError` at the first step that comes out differently."""
+    """Play a recorded episode; raises :class:`EpisodeReplayError` at the first step that comes out differently."""
     record.wrappers.restore(layers)
     observation, _ = env.reset(seed=record.seed, options=copy.deepcopy(record.options))
     if values.digest(observation) != record.observation:
-        raise ReplayError(_message(env, f"reset(seed={record.seed})", "observation"))
+        raise EpisodeReplayError(_message(env, f"reset(seed={record.seed})", "observation"))
     for turn, step in enumerate(record.steps, start=1):
         if isinstance(step, Reseeded):
             reseed(layers, step.seed)
@@ -97,7 +93,7 @@ def replay(env: Env, layers: Sequence[Any], record: Record) -> None:
         if found != step.outcome:
             names = ("reward", "terminated", "truncated", "observation")
             wrong = next(name for name, a, b in zip(names, step.outcome, found) if a != b)
-            raise ReplayError(_message(env, f"step {turn}", wrong))
+            raise EpisodeReplayError(_message(env, f"step {turn}", wrong))
 
 
 def _message(env: Env, where: str, what: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from turntree.errors import ConfigError, DataError
 
-__all__ = ["FAMILIES", "Family", "Layout", "find_family", "read_layout"]
+__all__ = ["FAMILIES", "Family", "Layout", "find_family", "read_layout", "safe_modules"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def read_layout(folder: Path) -> Layout:
     Layouts: sentence-transformers (``modules.json``), a plain Hugging Face encoder (``config.json``), model2vec.
     """
     folder = Path(folder)
-    modules = [_object(module, folder / "modules.json") for module in _json(folder / "modules.json", list) or []]
+    modules = safe_modules(folder)
     config = _json(folder / "config.json", dict) or {}
     if not modules and not config:
         raise ConfigError(
@@ -101,6 +101,33 @@ def read_layout(folder: Path) -> Layout:
         names=tuple(str(name) for name in (folder.resolve().name, config.get("_name_or_path")) if name),
         prompts={str(name): str(text) for name, text in stored.items() if text},
     )
+
+
+def safe_modules(folder: Path) -> list[dict[str, Any]]:
+    """The modules that a folder of sentence-transformers lists; none without a list.
+
+    Whatever the library's version does with them, nothing of the folder may run: raises :class:`ConfigError` for
+    classes that are not the library's own, for parts outside of the folder, and for weights that are only pickled.
+    """
+    file = folder / "modules.json"
+    modules = [_object(module, file) for module in _json(file, list) or []]
+    for module in modules:
+        kind, path = str(module.get("type", "")), str(module.get("path", ""))
+        if not kind.startswith("sentence_transformers."):
+            raise ConfigError(
+                f"{file}: expected classes of sentence-transformers, found {kind!r:.80}, which brings code of its own; "
+                "code of a model folder is never run: use another model"
+            )
+        part = folder / path
+        if not part.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"{file}: expected parts inside of {folder}, found {path!r:.80}; use another model")
+        pickled = [*part.glob("*.bin"), *part.glob("*.pt"), *part.glob("*.pth")]
+        if pickled and not any(part.glob("*.safetensors")):
+            raise ConfigError(
+                f"expected safetensors weights in {part}, found {pickled[0].name}; pickled weights can run code and "
+                "are not loaded: convert them once with save_pretrained"
+            )
+    return modules
 
 
 def find_family(layout: Layout, name: str) -> Family:

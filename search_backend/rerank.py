@@ -16,6 +16,7 @@ from turntree.errors import ConfigError, DataError, MissingExtraError, Retrieval
 from turntree.quiet import quiet_progress
 from turntree.search_backend.bm25 import check_request
 from turntree.search_backend.encoder import LOADING_ERRORS, clean, model_fingerprint, passage_text
+from turntree.search_backend.families import safe_modules
 from turntree.search_backend.files import read_json
 from turntree.search_backend.passage import Passage, SearchBackend
 
@@ -149,7 +150,7 @@ def _require_head(folder: Path) -> None:
         raise ConfigError(f"reranker: expected a model folder with config.json in {folder}, found none")
     config = read_json(folder / "config.json", what="a model's configuration")
     architectures = [str(name) for name in config.get("architectures") or ()]
-    modules = (folder / "modules.json").is_file()
+    modules = bool(safe_modules(folder))
     if not modules and not any(name.endswith("ForSequenceClassification") for name in architectures):
         raise ConfigError(
             f"reranker: expected a sequence classifier in {folder}, found {architectures or 'no architecture'}; an "

@@ -14,6 +14,8 @@ __all__ = [
     "DataError",
     "DivergenceError",
     "EngineError",
+    "EpisodeReplayError",
+    "ForkLawError",
     "MissingExtraError",
     "RankError",
     "ReplayError",
@@ -41,6 +43,14 @@ class DataError(TurnTreeError):
 
 class SnapshotError(TurnTreeError):
     """A snapshot cannot be taken, decoded, or restored into this environment."""
+
+
+class EpisodeReplayError(SnapshotError):
+    """An environment without snapshots was played again, and gave something else than was recorded."""
+
+
+class ForkLawError(TurnTreeError):
+    """An environment breaks a law of snapshots; the message starts with the law's name."""
 
 
 class ToolError(TurnTreeError):

@@ -32,8 +32,7 @@ from hypothesis import strategies as st
 
 from turntree.envs import Forkable, ForkSnapshot
 from turntree.envs.check import check_fork
-from turntree.envs.replay import ReplayError
-from turntree.errors import ConfigError, SnapshotError
+from turntree.errors import ConfigError, EpisodeReplayError, SnapshotError
 
 Env = gymnasium.Env[Any, Any]
 CLASSIC = ["FrozenLake-v1", "CartPole-v1", "Blackjack-v1", "MountainCar-v0", "CliffWalking-v1", "Pendulum-v1"]
@@ -303,7 +302,7 @@ def test_a_replay_that_comes_out_differently_is_an_error() -> None:
     snapshot = env.snapshot()
     env.restore(snapshot)
     inner.drift = 1
-    with pytest.raises(ReplayError, match=r"the observation of step 1 differs from the record.*how='deepcopy'"):
+    with pytest.raises(EpisodeReplayError, match=r"the observation of step 1 differs from the record.*how='deepcopy'"):
         env.restore(snapshot)
     with pytest.raises(SnapshotError, match="call reset"):
         env.snapshot()

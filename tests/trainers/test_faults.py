@@ -6,6 +6,7 @@ goes on; metrics show what happened; and what a retry mends leaves no trace.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ import pytest
 
 from tests.proxy import PASS, Fault, FaultyProxy, faulty_proxy
 from turntree.commands import run_evaluate
+from turntree.errors import EngineError
 from turntree.search_backend import BM25Backend
 from turntree.trainers.config import RunConfig
 from turntree.trainers.learner import train
@@ -214,6 +216,50 @@ def test_votes_that_do_not_arrive_leave_no_zero(
     assert failed == 0 if retries else failed > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", [[Fault("outage", 3600)], [Fault("error")] * 400], ids=["outage", "burst of 500"])
+def test_a_checker_that_is_gone_costs_its_steps_and_training_goes_on(
+    make_config: MakeConfig,
+    openai_server: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    faults: list[Fault],
+) -> None:
+    """Gone for two steps: no vote, no reward, no update; then it is back."""
+    (tmp_path / "legal_babble.py").write_text(LEGAL, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    say = {"kind": "say", "usage": {"prompt_tokens": 5, "completion_tokens": 5}, "text": "<verdict>complete</verdict>"}
+    openai_server.faults(*[say] * 400)
+    with faulty_proxy(openai_server.url) as proxy:
+        proxy.play(faults)
+
+        def back(step: int, metrics: dict[str, float]) -> None:
+            if step == 2:
+                proxy.recover()
+                proxy.calm()
+
+        given = (f"base_url={proxy.url}/v1", "model=tiny", "retries=0", "timeout_s=1.5", "backoff_s=0.01")
+        scorer = (
+            "reward.scorer=turntree.agents.completeness:CompletenessScorer",
+            "reward.scorer_args.votes=1",
+            "reward.scorer_args.penalties.repeated=0",
+            "reward.scorer_args.checker=llm",
+            *(f"reward.scorer_args.checker_args.{option}" for option in given),
+        )
+        run, start = tmp_path / "run", time.monotonic()
+        grammar = "env.grammar=legal_babble:Legal"
+        train(make_config(*scorer, grammar, "trainer.steps=3", f"out={run}"), on_step=back)
+        assert time.monotonic() - start < 240
+    metrics = rows(run)
+    voted = [[leaf for leaf in leaves(run, step) if leaf.reward is not None] for step in (1, 2, 3)]
+    assert [bool(found) for found in voted] == [False, False, True]
+    assert {leaf.reward for found in voted for leaf in found} == {1.0}
+    assert [row["budget/failed"] for row in metrics[:2]] == [row["budget/trajectories"] for row in metrics[:2]]
+    assert metrics[1]["total/updates"] == 0
+    for row in metrics:
+        assert row["budget/failed"] == sum(v for k, v in row.items() if k.startswith("budget/error/"))
+
+
 # The engine -----------------------------------------------------------------------------------------------------------
 
 
@@ -262,3 +308,30 @@ def test_an_engine_behind_a_faulty_network(bed: Any, openai_server: Any, tmp_pat
         proxy.play([])
         run_evaluate(options(f"{proxy.url}/v1", "hasty", 0, "resume=true"))
         assert evaluated(tmp_path / "hasty")[1] == calm
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", [[Fault("outage", 3600)], [Fault("error")] * 400, [Fault("busy", 30.0)] * 400])
+def test_an_engine_that_is_gone_ends_in_time_and_what_it_missed_is_played_later(
+    bed: Any, openai_server: Any, tmp_path: Path, faults: list[Fault]
+) -> None:
+    """Whatever an engine does not answer is a failed row, never a wrong answer; nothing hangs for an hour."""
+    common = [*bed.args, "engine=openai", "engine.model=tiny", f"env.test_questions={bed.world}", "eval.limit=6"]
+    openai_server.faults()
+    run_evaluate([*common, f"engine.base_url={openai_server.url}", f"out={tmp_path / 'calm'}"])
+    calm = evaluated(tmp_path / "calm")[1]
+    with faulty_proxy(openai_server.url.removesuffix("/v1")) as proxy:
+        hasty = [*common, f"engine.base_url={proxy.url}/v1", "engine.retries=0", "engine.timeout_s=3"]
+        proxy.play(faults)
+        start = time.monotonic()
+        with contextlib.suppress(EngineError):  # one that answers nobody may end it, which then says how to go on
+            run_evaluate([*hasty, f"out={tmp_path / 'rough'}"])
+        assert time.monotonic() - start < 120
+        if (tmp_path / "rough" / "evaluation.jsonl").is_file():
+            assert not any(row["em"] for row in evaluated(tmp_path / "rough")[1] if row["status"] == "failed")
+        proxy.recover()
+        proxy.calm()
+        run_evaluate([*hasty, f"out={tmp_path / 'rough'}", "resume=true", "engine.timeout_s=60"])
+        summary, found = evaluated(tmp_path / "rough")
+    assert summary["failed"] == 0
+    assert found == calm
