@@ -6,7 +6,7 @@ import dataclasses
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from turntree.agents.engines.protocol import Prefix, Request, SamplingParams
 from turntree.envs.worlds import generate_world
-from turntree.errors import ConfigError, EngineError, MissingExtraError
+from turntree.errors import CheckpointError, ConfigError, EngineError, MissingExtraError
 from turntree.trainers.cluster.connect import connect, import_ray
 from turntree.trainers.cluster.pool import own_error
 from turntree.trainers.cluster.rollout import joined_metrics
@@ -65,6 +65,21 @@ def test_a_worker_of_another_version_says_so() -> None:
     site = dataclasses.replace(site_here(), version="0.0.9")
     with pytest.raises(EngineError, match=r"the trainer has turntree 0.0.9, this worker .* same version on every"):
         RolloutWorker(site, KIT).ready()
+
+
+def test_a_run_that_is_refused_closes_its_engine(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook goes on after the error, and its next run needs the room of the workers."""
+    from turntree.trainers.build import Bench
+    from turntree.trainers.learner import train
+
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    closed: list[Bench] = []
+    monkeypatch.setattr(Bench, "close", lambda self: closed.append(self))
+    with pytest.raises(CheckpointError):
+        train(make_config(f"out={tmp_path}"))
+    assert len(closed) == 1
 
 
 class Lost(Exception):
