@@ -245,7 +245,7 @@ def _in_process(args: argparse.Namespace, shape: Shape, mode: str) -> float:
 def _peak(args: argparse.Namespace, name: str, mode: str, sender: Any) -> None:
     torch.set_num_threads(args.threads)
     shape = next(s for s in SHAPES if s.name == name)
-    model = _model(args, cast("Recompute", mode)) if mode in CHECKPOINTING else _model(args)
+    model = _model(args, mode) if mode in CHECKPOINTING else _model(args)
     way = _prepare(shape, 0, rows_a_pass=1 << 30)["packed" if mode in CHECKPOINTING else mode]
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)  # gradients belong to the model, in every mode

@@ -243,7 +243,7 @@ class TrainerConfig:
     activation_checkpointing: str = opt(
         "auto",
         "what of a layer is computed again in the backward pass: none, selective (all but matrix products and "
-        "attention), full (or true; a third of memory, a fifth more time), or auto (selective where the model can).",
+        "attention), full (or true; everything), or auto (selective for hidden sizes of 256 and more).",
     )
     max_concurrent_trees: int | None = opt(None, "trees in flight in a rollout (null: all).")
     schedule: str = opt("auto", "whether searches run while the engine generates: fixed, overlap, or auto.")

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from turntree.agents.architecture import text_config
 from turntree.errors import ConfigError
 from turntree.trainers.tree_runs import RUN_ATTENTION
 
@@ -20,7 +21,10 @@ __all__ = ["Recompute", "recompute_activations", "recomputing"]
 Recompute = Literal["auto", "none", "selective", "full"]
 """``none``: everything is kept. ``selective``: results of matrix products and attention are kept, what lies between
 them (norms, activation functions, rotations) is computed again. ``full``: a layer's input alone is kept. ``auto``:
-``selective`` where the model supports it."""
+``selective`` for a model that supports it, from a hidden size of 256 on; in narrower ones it costs a quarter of the
+time, and their memory is small."""
+
+_WIDE = 256
 
 _PRODUCTS = ("mm", "addmm", "_grouped_mm")
 _ATTENTION = (
@@ -43,7 +47,7 @@ def recompute_activations(model: nn.Module, how: Recompute = "full") -> None:
     if how not in get_args(Recompute):
         raise ConfigError(f"activation checkpointing is one of {list(get_args(Recompute))}, found {how!r}")
     supported = getattr(model, "supports_gradient_checkpointing", False)
-    if how == "none" or (how == "auto" and not supported):
+    if how == "none" or (how == "auto" and not (supported and _hidden_size(model) >= _WIDE)):
         return
     if not supported:
         raise ConfigError(
@@ -54,6 +58,10 @@ def recompute_activations(model: nn.Module, how: Recompute = "full") -> None:
     if how != "full":
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
     cast("Any", model).gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+
+
+def _hidden_size(model: nn.Module) -> int:
+    return int(getattr(text_config(model), "hidden_size", 0))
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -160,12 +160,13 @@ def test_a_run_in_two_ranks_is_the_run_in_one(
     assert evaluation(straight) == evaluation(tmp_path / "run")
 
 
+@pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_an_adapter_in_two_ranks_is_the_adapter_of_one(
-    bed: Any, make_config: MakeConfig, tmp_path: Path, environment: dict[str, str]
+    recompute: str, bed: Any, make_config: MakeConfig, tmp_path: Path, environment: dict[str, str]
 ) -> None:
     """LoRA with stage 3, the frozen weights spread over the ranks too; the reference is the model without it."""
     options = [
-        "model.lora_rank=4", "trainer.activation_checkpointing=true", "trainer.steps=2", "algorithm.kl_coef=0.05",
+        "model.lora_rank=4", f"trainer.activation_checkpointing={recompute}", "trainer.steps=2", "algorithm.kl_coef=0.05",
         "trainer.prompts_per_update=2", "trainer.max_pack_tokens=300",
     ]  # fmt: skip
     train(make_config(*options, f"out={tmp_path / 'one'}"))
