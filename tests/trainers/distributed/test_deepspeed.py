@@ -166,8 +166,8 @@ def test_an_adapter_in_two_ranks_is_the_adapter_of_one(
 ) -> None:
     """LoRA with stage 3, the frozen weights spread over the ranks too; the reference is the model without it."""
     options = [
-        "model.lora_rank=4", f"trainer.activation_checkpointing={recompute}", "trainer.steps=2", "algorithm.kl_coef=0.05",
-        "trainer.prompts_per_update=2", "trainer.max_pack_tokens=300",
+        "model.lora_rank=4", f"trainer.activation_checkpointing={recompute}", "trainer.steps=2",
+        "algorithm.kl_coef=0.05", "trainer.prompts_per_update=2", "trainer.max_pack_tokens=300",
     ]  # fmt: skip
     train(make_config(*options, f"out={tmp_path / 'one'}"))
     spread = ["trainer.strategy=deepspeed", "trainer.ranks=2", "deepspeed.stage=3", f"out={tmp_path / 'two'}"]
