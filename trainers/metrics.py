@@ -153,7 +153,8 @@ def tree_metrics(trees: Sequence[Tree]) -> dict[str, float]:
     the mean, over nodes with at least two children that lead to a scored leaf, of the population variance of the
     children's mean rewards.
     """
-    nodes = [node for tree in trees for node in tree.nodes()]
+    depths = {node: depth for tree in trees for node, depth in _depths(tree)}
+    nodes = list(depths)
     turns = [node for node in nodes if node.turn_ids]
     leaves = [leaf for tree in trees for leaf in tree.scored_leaves()]
     packed = {node: len(node.turn_ids) + len(node.observation_ids) for leaf in leaves for node in _path(leaf)}
@@ -161,9 +162,9 @@ def tree_metrics(trees: Sequence[Tree]) -> dict[str, float]:
     entropies: defaultdict[int, list[float]] = defaultdict(list)
     for node in nodes:
         if node.children:
-            branchings[node.depth] += len(node.children) - 1
+            branchings[depths[node]] += len(node.children) - 1
     for node in turns:
-        entropies[node.depth].append(node.entropy)
+        entropies[depths[node]].append(node.entropy)
     return {
         "tree/unique_tokens": float(sum(packed.values())),
         "tree/row_tokens": float(sum(_row_tokens(leaf) for leaf in leaves)),
@@ -175,6 +176,14 @@ def tree_metrics(trees: Sequence[Tree]) -> dict[str, float]:
     }
 
 
+def _depths(tree: Tree) -> Iterator[tuple[Node, int]]:
+    """All nodes breadth first, each with its depth."""
+    level, depth = [tree.root], 0
+    while level:
+        yield from ((node, depth) for node in level)
+        level, depth = [child for node in level for child in node.children], depth + 1
+
+
 def _sibling_variances(tree: Tree) -> Iterator[float]:
     """Of each node with at least two children that lead to a scored leaf."""
     below: defaultdict[Node, list[float]] = defaultdict(list)
@@ -182,9 +191,10 @@ def _sibling_variances(tree: Tree) -> Iterator[float]:
         for node in _path(leaf):
             below[node].append(float(leaf.reward or 0.0))
     for node in below:
-        means = [float(np.mean(below[child])) for child in node.children if child in below]
+        means = [sum(below[child]) / len(below[child]) for child in node.children if child in below]
         if len(means) > 1:
-            yield float(np.var(means))
+            center = sum(means) / len(means)
+            yield sum((mean - center) ** 2 for mean in means) / len(means)
 
 
 def advantage_metrics(groups: Sequence[Group], advantages: Advantages) -> dict[str, float]:
@@ -193,24 +203,24 @@ def advantage_metrics(groups: Sequence[Group], advantages: Advantages) -> dict[s
     Turns without a token, or of weight 0, are no part of the batch. A turn of token-wise advantages counts as 0 where
     all of them are.
     """
-    turns = list(_turn_advantages(groups, advantages))
+    leaves = [leaf for group in groups for leaf in group.scored_leaves()]
+    lengths = np.array([len(node.turn_ids) for leaf in leaves for node in leaf.trajectory()], dtype=np.int64)
+    values = _joined(advantages.values)
+    weights = np.ones(len(lengths)) if advantages.weights is None else _joined(advantages.weights)
+    tokens = np.repeat(values, lengths) if advantages.per == "turn" else values
+    turn = np.repeat(np.arange(len(lengths)), lengths)
+    kept = (lengths > 0) & (weights != 0)
+    alive = np.bincount(turn, weights=tokens != 0, minlength=len(lengths)) > 0
     return {
-        **_summary("critic/advantages", np.concatenate(turns) if turns else []),
-        "tree/zero_advantage_turns": _mean(not turn.any() for turn in turns),
+        **_summary("critic/advantages", tokens[kept[turn]]),
+        "tree/zero_advantage_turns": _mean(~alive[kept]),
     }
 
 
-def _turn_advantages(groups: Sequence[Group], advantages: Advantages) -> Iterator[npt.NDArray[np.float64]]:
-    """The advantages of the sampled tokens of every (leaf, turn)."""
-    for g, group in enumerate(groups):
-        for i, leaf in enumerate(group.scored_leaves()):
-            lengths = [len(node.turn_ids) for node in leaf.trajectory()]
-            values = advantages.values[g][i]
-            tokens = np.repeat(values, lengths) if advantages.per == "turn" else values
-            weights = np.ones(len(lengths)) if advantages.weights is None else advantages.weights[g][i]
-            for turn, weight in zip(np.split(tokens, np.cumsum(lengths)[:-1]), weights):
-                if turn.size and weight:
-                    yield turn
+def _joined(rows: Iterable[Iterable[npt.NDArray[np.float64]]]) -> npt.NDArray[np.float64]:
+    """The rows of all leaves of all groups behind each other."""
+    listed = [row for group in rows for row in group]
+    return np.concatenate(listed) if listed else np.zeros(0)
 
 
 def value_metrics(packs: Sequence[Pack]) -> dict[str, float]:
@@ -268,5 +278,5 @@ def _summary(name: str, values: Iterable[float]) -> dict[str, float]:
 
 
 def _mean(values: Iterable[float]) -> float:
-    listed = [float(value) for value in values]
-    return float(np.mean(listed)) if listed else float("nan")
+    data = values if isinstance(values, np.ndarray) else np.fromiter(values, dtype=np.float64)
+    return float(data.mean()) if data.size else float("nan")
