@@ -15,14 +15,11 @@ import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from turntree.errors import ConfigError, TurnTreeError
-from turntree.trainers.atomic import write_json
+from turntree.trainers.atomic import atomic_file, write_json
 from turntree.trainers.options import did_you_mean
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 __all__ = ["LOGGERS", "Tracker", "check_names", "check_packages", "flatten", "open_trackers", "redact"]
 
@@ -213,7 +210,8 @@ def _cut(folder: Path, step: int) -> None:
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if line.endswith("\n") and int(line.partition(",")[0]) <= step]
         if len(kept) != len(lines):
-            file.write_text("".join(kept), encoding="utf-8")
+            with atomic_file(file) as handle:
+                handle.write("".join(kept).encode())
 
 
 def _csv(**arguments: Any) -> Any:
@@ -251,29 +249,53 @@ _BUILT_IN: dict[str, Callable[..., Any]] = {"csv": _csv, "wandb": _wandb, "mlflo
 # -- trackers ---------------------------------------------------------------------------------------------------------
 
 
-class _TensorBoard:
+class _Guarded:
+    """What fails after a tracker was opened is said once; then it is left alone."""
+
+    name = "tensorboard"
+    failed = False
+
+    def _try(self, action: Callable[[], Any]) -> None:
+        if self.failed:
+            return
+        try:
+            action()
+        except Exception as error:  # a server that went away, a full disk: the run goes on
+            self.failed = True
+            _log.warning("logger %s failed and gets nothing more: %s: %s", self.name, type(error).__name__, error)
+
+
+class _TensorBoard(_Guarded):
     """TensorBoard's events; a resumed run hides those of later steps (TorchRL's logger cannot)."""
 
     def __init__(self, folder: Path, resume_step: int | None, **arguments: Any) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         purge = None if resume_step is None else resume_step + 1
-        self._writer: SummaryWriter = SummaryWriter(**{"log_dir": str(folder), "purge_step": purge, **arguments})
+        self._writer: Any = SummaryWriter(**{"log_dir": str(folder), "purge_step": purge, **arguments})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+        self._try(lambda: self._write(step, metrics))
 
     def close(self) -> None:
-        self._writer.close()
+        self._try(self._writer.close)
+
+    def _write(self, step: int, metrics: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto import summary_pb2
+
+        proto: Any = summary_pb2  # generated code without types
+        # One event a step: add_scalar would write one a number, each with its own checksums.
+        values = [proto.Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        if values:
+            self._writer.file_writer.add_summary(proto.Summary(value=values), step)
+        self._writer.flush()
 
 
-class _TorchRL:
-    """A logger of TorchRL's; what fails after it was opened is said once."""
+class _TorchRL(_Guarded):
+    """A logger of TorchRL's."""
 
     def __init__(self, name: str, logger: Any) -> None:
-        self.name, self.logger, self.failed = name, logger, False
+        self.name, self.logger = name, logger
 
     def describe(self, config: Mapping[str, Any]) -> None:
         told = dict(config) if self.name == "wandb" else dict(flatten(config))
@@ -290,12 +312,3 @@ class _TorchRL:
         self.logger.close()
         if self.name == "mlflow":  # closing the logger leaves its run open until the process ends
             importlib.import_module("mlflow").end_run()
-
-    def _try(self, action: Callable[[], Any]) -> None:
-        if self.failed:
-            return
-        try:
-            action()
-        except Exception as error:  # a server that went away, a full disk: the run goes on
-            self.failed = True
-            _log.warning("logger %s failed and gets nothing more: %s: %s", self.name, type(error).__name__, error)
