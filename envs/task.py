@@ -50,7 +50,7 @@ class FrozenDict(Mapping[str, Any]):
 #: The one key of the JSON form of a :class:`History`, which is no list: it is shared by what grows from it.
 _HISTORY = "$history"
 
-# Most values; telling them by their type is many times quicker than asking whether they are mappings.
+# Most values. Here and below: telling them by their type is many times quicker than asking whether they are mappings.
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
@@ -59,8 +59,11 @@ def freeze(value: Any) -> Any:
 
     What :func:`thaw` made of a :class:`History` is one again.
     """
-    if type(value) in _PLAIN or isinstance(value, FrozenDict):
+    kind = type(value)
+    if kind in _PLAIN or kind is FrozenDict:
         return value
+    if kind is tuple or kind is list:
+        return tuple(freeze(v) for v in value)
     if isinstance(value, Mapping):
         return History(freeze(v) for v in value[_HISTORY]) if value.keys() == {_HISTORY} else FrozenDict(value)
     if isinstance(value, (list, tuple)):
@@ -70,8 +73,13 @@ def freeze(value: Any) -> Any:
 
 def thaw(value: Any) -> Any:
     """The plain JSON-able form of a frozen value: dicts and lists."""
-    if type(value) in _PLAIN:
+    kind = type(value)
+    if kind in _PLAIN:
         return value
+    if kind is FrozenDict:
+        return {k: thaw(v) for k, v in value._data.items()}
+    if kind is tuple or kind is list:
+        return [thaw(v) for v in value]
     if isinstance(value, History):
         return {_HISTORY: [thaw(v) for v in value]}
     if isinstance(value, Mapping):
