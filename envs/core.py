@@ -149,11 +149,15 @@ class Step(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class Pending(Generic[S]):
-    """A turn that waits for tools. ``text`` is the turn as it was parsed; ``calls`` are in call order."""
+    """A turn that waits for tools. ``text`` is the turn as it was parsed; ``calls`` are in call order.
+
+    ``reading``: all that ``act`` read in the text, for ``resolve`` of the same core; None where that reads it again.
+    """
 
     text: str
     action: Action
     calls: tuple[ToolCall, ...]
+    reading: Any = field(default=None, compare=False, repr=False)
 
 
 class TurnCore(ABC, Generic[S]):

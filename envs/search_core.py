@@ -140,7 +140,8 @@ class SearchQACore(TurnCore[SearchQAState]):
         parsed = self.grammar.parse(text)
         if finish == "length":
             return self._cut(state, text, parsed)
-        state = replace(state, length_cuts=0)
+        if state.length_cuts:
+            state = replace(state, length_cuts=0)
         action = parsed.action
         record = TurnRecord(text, action)
         if action.kind == "answer":
@@ -152,7 +153,7 @@ class SearchQACore(TurnCore[SearchQAState]):
         if reason := self._refusal(state, parsed):
             return self._correct(state, text, parsed, reason=reason)
         calls = (ToolCall(a.kind, a.argument, state.memory.get(a.kind)) for a in parsed.actions)
-        return Pending(text, action, tuple(calls))
+        return Pending(text, action, tuple(calls), parsed)
 
     def _refusal(self, state: SearchQAState, parsed: ParsedTurn) -> str:
         """The reason code for not executing the turn's calls, of which one makes all void; empty for none."""
@@ -211,7 +212,8 @@ class SearchQACore(TurnCore[SearchQAState]):
         after = replace(state, history=state.history.append(record), length_cuts=0)
         if len(parts) > 1:
             more["parallel_calls"] = len(parts)
-        info = self._info(after, self.grammar.parse(pending.text)) | more | {"observation_truncated": cut}
+        parsed = pending.reading or self.grammar.parse(pending.text)
+        info = self._info(after, parsed) | more | {"observation_truncated": cut}
         return Step(after, observation, info=FrozenDict(info))
 
     def judge(self, state: SearchQAState, answer: str | None) -> tuple[float, dict[str, float]]:
