@@ -208,8 +208,10 @@ class Dialogue:
         end = self.report.end_of_turn if self.report.end_of_turn is not None else self.tokenizer.eos_token_id
         return ids if end is None else (*ids, int(end))
 
-    def read_turn(self, generation: Generation) -> TurnText:
+    def read_turn(self, generation: Generation, *, overrun: bool | None = None) -> TurnText:
         """The text of a turn, cut at its stop string; sampled end-of-turn tokens are not part of it.
+
+        ``overrun``: whether the engine went on after its stop string, if that is known, as after :meth:`cut_at_stop`.
 
         Raises ``EngineError`` for an aborted generation, and when the engine names a stop string that its tokens do
         not contain.
@@ -227,7 +229,8 @@ class Dialogue:
         match = find_stop(text, (stop,))
         if match is None:
             raise _stripped(stop, text)
-        overrun = find_stop(decode(self.tokenizer, ids[:-1]), (stop,)) is not None
+        if overrun is None:
+            overrun = find_stop(decode(self.tokenizer, ids[:-1]), (stop,)) is not None
         return TurnText(text[: match[0]], finish, stop, text[match[0] :], overrun)
 
     def cut_at_stop(self, generation: Generation, stops: Sequence[str], *, max_tokens: int | None = None) -> Generation:

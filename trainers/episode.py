@@ -107,7 +107,9 @@ class Episode:
             return _fail(node, as_failure(error))
 
     def _request(self, prefix: Prefix, path: tuple[int, ...], room: int) -> Request:
-        params = replace(self.setting.sampling, max_tokens=min(self.setting.limits.max_turn_tokens, room))
+        params, most = self.setting.sampling, min(self.setting.limits.max_turn_tokens, room)
+        if params.max_tokens != most:
+            params = replace(params, max_tokens=most)
         return Request(prefix, params, self._seed(path, "turn"), (self.tree.prompt_uid, self.tree.index, *path))
 
     def _sample(self, request: Request) -> Generator[Ask, Any, tuple[Generation, TurnText] | Failed]:
@@ -124,7 +126,7 @@ class Episode:
                 continue
             dialogue, params = self.setting.dialogue, request.params
             kept = dialogue.cut_at_stop(reply, params.stop, max_tokens=params.max_tokens)
-            turn = dialogue.read_turn(kept)
+            turn = dialogue.read_turn(kept, overrun=False)
             self.tally.turns += 1
             self.tally.discarded_tokens -= len(kept.ids)
             return kept, turn
@@ -145,9 +147,9 @@ class Episode:
         outcomes: Sequence[ToolResult | ToolFailure] = (yield pending.calls) if pending.calls else ()
         results = [o for o in outcomes if isinstance(o, ToolResult)]
         self.tally.tool_calls += len(results)
-        self.tally.by_tool.update(
-            call.tool for call, o in zip(pending.calls, outcomes, strict=True) if isinstance(o, ToolResult)
-        )
+        for call, outcome in zip(pending.calls, outcomes, strict=True):
+            if isinstance(outcome, ToolResult):
+                self.tally.by_tool[call.tool] += 1
         failure = next((o for o in outcomes if isinstance(o, ToolFailure)), None)
         return results if failure is None else Failed(failure.kind, failure.message)
 
