@@ -101,6 +101,7 @@ def grow(
         raise ConfigError(f"prompt uids must be unique in a rollout, found twice: {repeated[:5]}; number the instances")
     if only is not None and plan.adaptive is not None:
         raise ConfigError("an adaptive plan moves budgets between all trees of a rollout; some of them cannot be grown")
+    sampling = replace(sampling, max_tokens=limits.max_turn_tokens)  # of nearly all turns
     setting = Setting(core, dialogue, sampling, limits, run_seed)
     judging = Judging(scorer, finisher, answers)
     nursery = _Nursery(setting, engine, plan, judging, on_tree, on_counted, only)
@@ -347,13 +348,12 @@ class _Nursery:
     def _expand(self, growth: Growth) -> None:
         """One round of the tree, or one pick of an asynchronous rule; nothing once plan or budget is used up."""
         tree, plan = growth.tree, self.plan
-        used = replace(growth.tally, trajectories=growth.tally.trajectories + growth.running)
         step = 1 if self.asynchronous else plan.expansions
         k = min(step, growth.left)
-        if not k or not used.within(growth.budget) or not tree.root.branchable:
+        if not k or not growth.tally.within(growth.budget, running=growth.running) or not tree.root.branchable:
             return
         if growth.budget.leaves is not None:
-            k = min(k, growth.budget.leaves - used.trajectories)
+            k = min(k, growth.budget.leaves - growth.tally.trajectories - growth.running)
         rng = derive_rng(self.setting.run_seed, tree.prompt_uid, tree.index, "pick", growth.picks)
         picks = plan.rule(tree, k, rng)
         if len(picks) > k:

@@ -16,7 +16,7 @@ SeedPart: TypeAlias = "int | str | tuple[SeedPart, ...]"
 def _encode(part: SeedPart) -> bytes:
     # Every part carries its type and length: ("ab", "c") and ("a", "bc"), or 1 and "1", never collide.
     if isinstance(part, tuple):
-        body = b"".join(_encode(p) for p in part)
+        body = b"".join(map(_encode, part))
         return b"t%d:%b" % (len(part), body)
     if isinstance(part, str):
         text = part.encode("utf-8", "surrogatepass")

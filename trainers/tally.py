@@ -33,8 +33,11 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         """Add ``other``'s counts to these."""
-        for f in fields(self):
-            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in _TABLES:
+            if counted := getattr(other, name):
+                getattr(self, name).update(counted)
 
     def close(self, tree: Tree) -> None:
         """Count what became of the leaves of a finished tree."""
@@ -45,10 +48,13 @@ class Tally:
             elif leaf.status == "truncated":
                 self.truncated[str(leaf.info.get("stop_reason", "unknown"))] += 1
 
-    def within(self, budget: Budget) -> bool:
-        """Whether there is some of every bounded thing left."""
-        used = ((self.trajectories, budget.leaves), (self.generated_tokens, budget.generated_tokens))
+    def within(self, budget: Budget, *, running: int = 0) -> bool:
+        """Whether there is some of every bounded thing left, once ``running`` more trajectories have ended."""
+        used = ((self.trajectories + running, budget.leaves), (self.generated_tokens, budget.generated_tokens))
         return all(b is None or n < b for n, b in (*used, (self.tool_calls, budget.tool_calls)))
+
+
+_COUNTS = tuple(f.name for f in fields(Tally) if f.name not in _TABLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +144,7 @@ class RolloutStats:
             over.trajectories += _beyond(tally.trajectories, budget.leaves, given.expansions)
             over.generated_tokens += _beyond(tally.generated_tokens, budget.generated_tokens, given.generated_tokens)
             over.tool_calls += _beyond(tally.tool_calls, budget.tool_calls, given.tool_calls)
-        counts = {f.name: getattr(total, f.name) for f in fields(total) if f.name not in _TABLES}
+        counts = {name: getattr(total, name) for name in _COUNTS}
         return RolloutStats(
             prompts=prompts,
             trees=trees,
