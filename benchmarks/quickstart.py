@@ -113,7 +113,7 @@ def seed_figures(seed: int, row: dict[str, Any], quick: bool) -> Sequence[Figure
         em("supervised, same wall time", "em_supervised"),
         em("chain GRPO, same tokens", "em_grpo"),
         Figure(f"seed {seed}: generated tokens", row["generated_tokens"], "tokens", "lower"),
-        Figure(f"seed {seed}: total time", row["seconds_total"], "s", "lower", None if quick else 480),
+        Figure(f"seed {seed}: total time", row["seconds_total"], "s", "lower", None if quick else 300),
     ]
 
 
