@@ -156,7 +156,7 @@ def _some_logits(model: Any, ids: Tensor, mask: Tensor, wanted: Sequence[Tensor]
 
 def _times(args: argparse.Namespace, shape: Shape, seeds: Sequence[int], rounds: int) -> list[Figure]:
     """Ratios of CPU time, modes in turns on the same tree, the fastest round of each; geometric mean over trees."""
-    model = _model(args)
+    models = {mode: _model(args, mode) for mode in MODES}
     ratios: dict[str, list[float]] = {mode: [] for mode in MODES[1:]}
     ideal: dict[str, list[float]] = {"flat": [], "padded": []}
     for seed in seeds:
@@ -164,9 +164,9 @@ def _times(args: argparse.Namespace, shape: Shape, seeds: Sequence[int], rounds:
         ways = _prepare(shape, seed)
         for _ in range(rounds):
             for mode, way in ways.items():
-                model.zero_grad()
+                models[mode].zero_grad()
                 start = time.process_time()
-                way(model)
+                way(models[mode])
                 best[mode] = min(best[mode], time.process_time() - start)
         for mode in MODES[1:]:
             ratios[mode].append(best[mode] / best["packed"])
@@ -184,9 +184,13 @@ def _times(args: argparse.Namespace, shape: Shape, seeds: Sequence[int], rounds:
     ]
 
 
-def _model(args: argparse.Namespace, how: Recompute = DEFAULT) -> Any:
+def _model(args: argparse.Namespace, mode: str) -> Any:
+    """The decoder as a mode or an item of ``CHECKPOINTING`` has it; padded rows keep everything, as they come."""
     model = decoder(args)
-    recompute_activations(model, how)
+    if mode in CHECKPOINTING:
+        recompute_activations(model, cast("Recompute", mode))
+    elif mode in MODES[:2]:
+        recompute_activations(model, DEFAULT)
     return model
 
 
@@ -245,7 +249,7 @@ def _in_process(args: argparse.Namespace, shape: Shape, mode: str) -> float:
 def _peak(args: argparse.Namespace, name: str, mode: str, sender: Any) -> None:
     torch.set_num_threads(args.threads)
     shape = next(s for s in SHAPES if s.name == name)
-    model = _model(args, mode) if mode in CHECKPOINTING else _model(args)
+    model = _model(args, mode)
     way = _prepare(shape, 0, rows_a_pass=1 << 30)["packed" if mode in CHECKPOINTING else mode]
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)  # gradients belong to the model, in every mode
@@ -263,10 +267,10 @@ def _resident(key: str) -> float:
 
 def _exactness(args: argparse.Namespace, shape: Shape) -> list[Figure]:
     """Largest differences from padded rows, in float32: of log-probs, and of gradients by the largest gradient."""
-    model, found = _model(args), {}
+    found = {}
     for mode, way in _prepare(shape, 0).items():
         if mode in (MODES[0], MODES[3]):
-            model.zero_grad()
+            model = _model(args, mode)
             logp = way(model)
             found[mode] = logp, [p.grad.clone() for p in model.parameters() if p.grad is not None]
     (logp, grads), (row_logp, row_grads) = found[MODES[0]], found[MODES[3]]
