@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from _common import Figure, run
+from _shapes import SHAPES, Lengths, Shape, grow_group
 
 from turntree.envs.worlds import generate_world
 from turntree.trainers.cluster.connect import connect
@@ -32,10 +33,12 @@ from turntree.trainers.cluster.wire import Ticket
 from turntree.trainers.collector import PromptStream
 from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
+from turntree.trainers.expansion import random_nodes
 from turntree.trainers.planning.memory import trainer_items
 from turntree.trainers.planning.models import KNOWN, ModelShape, model_shape
 from turntree.trainers.planning.tokens import Play, step_tokens
 from turntree.trainers.quickstart import write_tiny_model
+from turntree.trainers.recompute import Recompute, recompute_activations
 from turntree.trainers.rollout import Prompt
 from turntree.trainers.task import build_task
 
@@ -172,25 +175,30 @@ def _broadcasts(quick: bool) -> list[Figure]:
 # Plans ----------------------------------------------------------------------------------------------------------------
 
 
+_TREE = Shape("one tree", 1, 1, 1, 2, random_nodes, Lengths(300, observation=(70, 130)))
+"""About 1,200 tokens: with several times as many an update of SmolLM2 takes more than 10 GB."""
+_RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
 def _plans(folder: Path, *, quick: bool) -> list[Figure]:
     """Memory of an update: what the plan says over what a process grew by, for the tiny model and SmolLM2's shape."""
-    shapes = [("tiny model", model_shape(str(folder / "model")))]
+    shapes = [("tiny model", model_shape(str(folder / "model")), SHAPES[0])]
     if not quick:
-        shapes.append(("SmolLM2-135M shape", KNOWN["SmolLM2-135M"]))
+        shapes.append(("SmolLM2-135M shape", KNOWN["SmolLM2-135M"], _TREE))
     figures: list[Figure] = []
-    for name, shape in shapes:
-        for recompute in (False, True):
-            found = _in_process(shape, recompute)
-            what = "recomputed activations" if recompute else "an update"
+    for name, shape, trees in shapes:
+        for recompute in _RECOMPUTE:
+            found = _in_process(shape, trees, recompute)
+            what = f"an update with trainer.activation_checkpointing={recompute}"
             figures.append(Figure(f"{name}, {what}: measured", found["measured"] / 1e6, "MB", "lower"))
             figures.append(Figure(f"{name}, {what}: planned over measured", found["ratio"], "x", "lower"))
     return figures
 
 
-def _in_process(shape: ModelShape, recompute: bool) -> dict[str, float]:
+def _in_process(shape: ModelShape, trees: Shape, recompute: Recompute) -> dict[str, float]:
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_update, args=(shape, recompute, sender))
+    process = context.Process(target=_update, args=(shape, trees, recompute, sender))
     process.start()
     sender.close()
     try:
@@ -200,12 +208,11 @@ def _in_process(shape: ModelShape, recompute: bool) -> dict[str, float]:
         process.join(60)
 
 
-def _update(shape: ModelShape, recompute: bool, sender: Any) -> None:
+def _update(shape: ModelShape, trees: Shape, recompute: Recompute, sender: Any) -> None:
     """Three updates on one pack of trees; the growth of the process since before the model was made."""
-    from _shapes import SHAPES, grow_group
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from turntree.trainers.forward import packed_logprobs, recompute_activations
+    from turntree.trainers.forward import packed_logprobs
     from turntree.trainers.packing import column, pack_groups
 
     torch.set_num_threads(1)
@@ -214,7 +221,7 @@ def _update(shape: ModelShape, recompute: bool, sender: Any) -> None:
         num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim, tie_word_embeddings=shape.tied, max_position_embeddings=4096,
     )  # fmt: skip
-    (pack,) = pack_groups([grow_group(SHAPES[0], 0, vocabulary=1000)], max_pack_tokens=100_000)
+    (pack,) = pack_groups([grow_group(trees, 0, vocabulary=1000)], max_pack_tokens=100_000)
     warm = AutoModelForCausalLM.from_config(  # what torch itself takes, once
         LlamaConfig(vocab_size=1000, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
     )
@@ -222,8 +229,7 @@ def _update(shape: ModelShape, recompute: bool, sender: Any) -> None:
     del warm
     before = _resident("VmRSS")
     model = AutoModelForCausalLM.from_config(config).eval()
-    if recompute:
-        recompute_activations(model)
+    recompute_activations(model, recompute)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(3):
         packed_logprobs(model, pack).logp.sum().backward()
@@ -231,8 +237,7 @@ def _update(shape: ModelShape, recompute: bool, sender: Any) -> None:
         optimizer.zero_grad(set_to_none=True)
     measured = _resident("VmHWM") - before
     tokens, targets = len(column(pack, "tokens", "ids")), int(column(pack, "tokens", "loss_mask").sum())
-    switch = str(recompute).lower()
-    run_config = compose([f"trainer.max_pack_tokens={tokens}", f"trainer.activation_checkpointing={switch}"])
+    run_config = compose([f"trainer.max_pack_tokens={tokens}", f"trainer.activation_checkpointing={recompute}"])
     about = replace(
         step_tokens(run_config, Play(1, 1, 1, 1)), unique=float(tokens), generated=float(targets), longest=1.0
     )

@@ -18,6 +18,10 @@ _HEAD_PIECE = 4096
 """Positions of a vocabulary projection at a time (``turntree.trainers.forward``)."""
 
 
+_WIDE = 256
+"""Hidden size from which ``trainer.activation_checkpointing=auto`` is ``selective`` (``recompute_activations``)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """One use of memory in bytes. ``host``: in the machine's memory, also where the network is on a GPU."""
@@ -38,26 +42,37 @@ def trains_with_reference(config: RunConfig) -> bool:
     return config.algorithm.kl_coef != 0 or pairs
 
 
-def activation_bytes(shape: ModelShape, tokens: float, size: int, *, recompute: bool) -> float:
+def activation_bytes(
+    shape: ModelShape, tokens: float, size: int, *, recompute: str = "none", gpu: bool = False
+) -> float:
     """Bytes that a forward pass over ``tokens`` packed tokens keeps for the backward pass, logits left out.
 
     A layer keeps, in numbers a token: input, normalised input and its weighted copy of two norms (in float32 where the
-    weights are not), queries, keys and values widened to the query heads, the attention's output and about half as much
-    of rows that paths share; gate, its activation, up and their product. With ``recompute`` only layers' inputs, and
-    all of that for one layer.
+    weights are not); gate, its activation, up and their product; and of attention queries, keys, values and output, on
+    CPU with a log-sum-exp a head, on a GPU with keys and values widened to the query heads and about half as much of
+    rows that paths share. ``recompute`` as ``trainer.activation_checkpointing`` has it: with ``selective`` the layer's
+    input and the results of attention and of seven products, with ``full`` its input alone; and all of one layer.
     """
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    norm = shape.heads * 4 / size
+    attention = 4.5 * q if gpu else 2 * q + 2 * kv + norm
     norms = (6 if size == 4 else 9) * shape.hidden
-    layer = norms + 4.5 * q + 4 * shape.inner + (2 * q + 2 * kv) * shape.normed
+    layer = norms + attention + 4 * shape.inner + (2 * q + 2 * kv) * shape.normed
     last = norms / 2 + shape.hidden
-    layers = shape.hidden * shape.layers + layer if recompute else layer * shape.layers
-    return tokens * (layers + last) * size
+    results = q + 2 * kv + (1.5 * q if gpu else q + norm) + 2 * shape.inner + 2 * shape.hidden
+    kept = {"none": layer, "selective": shape.hidden + results, "full": shape.hidden}[recompute]
+    return tokens * (kept * shape.layers + (layer if recompute != "none" else 0.0) + last) * size
 
 
-def logit_bytes(shape: ModelShape, targets: float, size: int) -> float:
-    """Bytes at the worst moment of the vocabulary projection: scaled logits, soft-max and two gradients, in float32."""
-    rows = min(targets, _HEAD_PIECE)
-    return rows * shape.vocab * (16 + (size if size != 4 else 0))
+def logit_bytes(shape: ModelShape, targets: float, size: int, *, scaled: bool = False, entropy: bool = False) -> float:
+    """Bytes at the worst moment of the vocabulary projection.
+
+    Beside the logits their log-probs, or their gradient, in float32; of half-precision ones a copy in float32.
+    ``scaled``: a temperature that is not 1 makes another. With ``entropy`` probabilities, log-probs without infinities
+    and their product.
+    """
+    plain = 4 + (4 if size != 4 else 0) + (4 if scaled else 0)
+    return min(targets, _HEAD_PIECE) * shape.vocab * (size + max(plain, 16 if entropy else 0))
 
 
 def trainer_items(config: RunConfig, shape: ModelShape, tokens: StepTokens, *, ranks: int, gpu: bool) -> list[Item]:
@@ -77,8 +92,12 @@ def trainer_items(config: RunConfig, shape: ModelShape, tokens: StepTokens, *, r
         items.append(Item("moments", weights * 12 / ranks, host=config.deepspeed.offload_optimizer))
     else:
         items.append(Item("moments", weights * 2 * size))
-    backward = activation_bytes(shape, pack, size, recompute=config.trainer.activation_checkpointing)
-    backward += logit_bytes(shape, targets, size)
+    recompute = config.trainer.activation_checkpointing
+    if recompute == "auto":
+        recompute = "selective" if shape.hidden >= _WIDE else "none"
+    backward = activation_bytes(shape, pack, size, recompute=recompute, gpu=gpu)
+    scaled, entropy = config.sampling.temperature != 1.0, config.algorithm.entropy_coef != 0.0
+    backward += logit_bytes(shape, targets, size, scaled=scaled, entropy=entropy)
     # On a GPU, torch steps all weights at once and holds a copy of them; activations are gone by then.
     items.append(Item("activations and logits", max(backward, weights * size / ranks if gpu else 0.0)))
     if gpu:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from turntree.trainers.cluster_config import ClusterConfig
 from turntree.trainers.config import RunConfig
 from turntree.trainers.planning.machine import Machine
 from turntree.trainers.planning.memory import Item, engine_items, trainer_items, value_size
@@ -34,9 +36,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What a run needs. ``problems`` are in words; ``changes`` are overrides that would make it fit (none: it does).
+    """What a run needs. ``problems`` are in words; ``changes`` are overrides that would make it fit.
 
-    ``smaller``: the largest known model that these changes would fit, where they do not fit this one.
+    ``smaller``: the largest known model that fits with these changes, where nothing makes this one fit. With problems
+    but without changes and ``smaller`` there is no advice.
     """
 
     shape: ModelShape
@@ -58,19 +61,21 @@ def plan_run(
 
     ``ranks``: training processes, where torchrun starts them (None: ``trainer.ranks``).
     """
-    ranks = ranks or config.trainer.ranks or 1
     plan = _check(config, shape, machine, play, ranks)
     if plan.fits:
         return plan
-    found, changes = _search(config, shape, machine, play, ranks)
-    if found:
+    changes = _search(config, shape, machine, play, ranks)
+    if changes is not None:
         return replace(plan, changes=changes)
-    others = sorted((s for s in KNOWN.values() if s.parameters < shape.parameters), key=lambda s: -s.parameters)
-    smaller = next((s.name for s in others if _search(config, s, machine, play, ranks)[0]), "")
-    return replace(plan, changes=changes, smaller=smaller)
+    for other in sorted((s for s in KNOWN.values() if s.parameters < shape.parameters), key=lambda s: -s.parameters):
+        changes = _search(config, other, machine, play, ranks)
+        if changes is not None:
+            return replace(plan, changes=changes, smaller=other.name)
+    return plan
 
 
-def _check(config: RunConfig, shape: ModelShape, machine: Machine, play: Play, ranks: int) -> RunPlan:
+def _check(config: RunConfig, shape: ModelShape, machine: Machine, play: Play, given: int | None) -> RunPlan:
+    ranks = given or config.trainer.ranks or 1
     tokens = step_tokens(config, play)
     places = tuple(_places(config, shape, machine, tokens, ranks))
     problems = [*_limits(config, shape, tokens), *_counts(config, machine, ranks)]
@@ -184,54 +189,55 @@ _Change = tuple[str, Callable[[RunConfig], RunConfig]]
 
 
 def _search(
-    config: RunConfig, shape: ModelShape, machine: Machine, play: Play, ranks: int
-) -> tuple[bool, tuple[str, ...]]:
-    """Take changes on, cheapest first, until the run fits; then leave out those that it fits without."""
+    config: RunConfig, shape: ModelShape, machine: Machine, play: Play, ranks: int | None
+) -> tuple[str, ...] | None:
+    """Take changes on, cheapest first, until the run fits; then leave out those that it fits without. None: no way."""
     taken: list[_Change] = []
 
     def check(changes: list[_Change]) -> bool:
         changed = config
         for _, change in changes:
             changed = change(changed)
-        return _check(changed, shape, machine, play, max(ranks, changed.trainer.ranks or 1)).fits
+        return _check(changed, shape, machine, play, ranks).fits
 
-    for change in _candidates(config, machine, play):
+    if check(taken):
+        return ()
+    for change in _candidates(config, machine, play, ranks):
         taken.append(change)
         if check(taken):
             break
-    fits = check(taken)
-    for change in list(taken) if fits else []:
+    else:
+        return None
+    for change in list(taken):
         rest = [c for c in taken if c is not change]
         if check(rest):
             taken = rest
-    return fits, tuple(name for name, _ in taken)
+    return tuple(name for name, _ in taken)
 
 
-def _candidates(config: RunConfig, machine: Machine, play: Play) -> Iterator[_Change]:
-    longest = int(step_tokens(config, play).longest) + 1
+def _candidates(config: RunConfig, machine: Machine, play: Play, ranks: int | None) -> Iterator[_Change]:
+    yield from _fewer(config, machine, ranks)
+    longest = math.ceil(step_tokens(config, play).longest)
     trainer = config.trainer
     pack = max(longest, min(trainer.max_pack_tokens, 4096))
     if pack != trainer.max_pack_tokens:
         yield f"trainer.max_pack_tokens={pack}", _trainer(max_pack_tokens=pack)
-    if not trainer.activation_checkpointing:
-        yield "trainer.activation_checkpointing=true", _trainer(activation_checkpointing=True)
+    if trainer.activation_checkpointing != "full":
+        yield "trainer.activation_checkpointing=full", _trainer(activation_checkpointing="full")
     if config.engine.name == "hf":
         rows = max(1, config.engine.max_batch_rows // 4)
-        yield f"engine.max_batch_rows={rows}", lambda c: replace(c, engine=replace(c.engine, max_batch_rows=rows))
+        yield f"engine.max_batch_rows={rows}", _engine(max_batch_rows=rows)
         kept = min(config.engine.max_cached_tokens, 32 * longest)
-        yield f"engine.max_cached_tokens={kept}", lambda c: replace(c, engine=replace(c.engine, max_cached_tokens=kept))
+        yield f"engine.max_cached_tokens={kept}", _engine(max_cached_tokens=kept)
     if config.engine.name == "vllm" and config.cluster.name == "local" and config.engine.gpu_memory_utilization > 0.3:
-        yield (
-            "engine.gpu_memory_utilization=0.3",
-            lambda c: replace(c, engine=replace(c.engine, gpu_memory_utilization=0.3)),
-        )
+        yield "engine.gpu_memory_utilization=0.3", _engine(gpu_memory_utilization=0.3)
     if config.model.dtype != "bfloat16":
         yield "model.dtype=bfloat16", lambda c: replace(c, model=replace(c.model, dtype="bfloat16"))
     if trainer.device.startswith("cuda"):
-        ranks = machine.gpus if config.cluster.name == "local" and machine.gpus > 1 else None
+        several = machine.gpus if config.cluster.name == "local" and machine.gpus > 1 and ranks is None else None
         if trainer.strategy != "deepspeed":
-            several = f" trainer.ranks={ranks}" if ranks else ""
-            yield f"trainer.strategy=deepspeed{several}", _trainer(strategy="deepspeed", ranks=ranks)
+            words = f" trainer.ranks={several}" if several else ""
+            yield f"trainer.strategy=deepspeed{words}", _trainer(strategy="deepspeed", ranks=several)
         if not config.deepspeed.offload_optimizer:
             yield (
                 "deepspeed.offload_optimizer=true",
@@ -239,5 +245,34 @@ def _candidates(config: RunConfig, machine: Machine, play: Play) -> Iterator[_Ch
             )
 
 
+def _fewer(config: RunConfig, machine: Machine, given: int | None) -> Iterator[_Change]:
+    """As many ranks and workers as the machine has GPUs and cores for."""
+    cluster, gpus = config.cluster, machine.all_gpus
+    ranks = given or config.trainer.ranks or 1
+    on_gpu, ray = config.trainer.device.startswith("cuda"), cluster.name == "ray"
+    each = cluster.workers * cluster.gpus_per_worker if ray and cluster.gpus_per_worker >= 1 else 0.0
+    if on_gpu and gpus and ranks * (1 + each) > gpus and given is None:
+        few = int(gpus // (1 + each))
+        if few:
+            yield f"trainer.ranks={few}", _trainer(ranks=few)
+        else:  # one GPU: the engine shares it with the trainer
+            yield (
+                f"cluster=local trainer.ranks={gpus} engine.gpu_memory_utilization=0.3",
+                lambda c: replace(
+                    c,
+                    cluster=ClusterConfig(),
+                    trainer=replace(c.trainer, ranks=gpus),
+                    engine=replace(c.engine, gpu_memory_utilization=0.3),
+                ),
+            )
+            ray = False
+    if ray and cluster.workers * ranks * cluster.cpus_per_worker > machine.cores * machine.count:
+        yield "cluster.cpus_per_worker=1", lambda c: replace(c, cluster=replace(c.cluster, cpus_per_worker=1.0))
+
+
 def _trainer(**options: Any) -> Callable[[RunConfig], RunConfig]:
     return lambda config: replace(config, trainer=replace(config.trainer, **options))
+
+
+def _engine(**options: Any) -> Callable[[RunConfig], RunConfig]:
+    return lambda config: replace(config, engine=replace(config.engine, **options))

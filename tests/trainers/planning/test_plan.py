@@ -119,9 +119,9 @@ def test_tensors_kept_for_the_backward_pass_are_those_that_are_counted(shape: Mo
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         packed_logprobs(model, pack)
     tokens, targets = len(column(pack, "tokens", "ids")), int(column(pack, "tokens", "loss_mask").sum())
-    logits = targets * shape.vocab * 4  # of the soft-max; what else the projection takes is gone by then
+    logits = targets * shape.vocab * dtype.itemsize  # what else the projection takes is gone by then
     measured = sum(size for size, _ in kept.values()) - logits
-    counted = activation_bytes(shape, tokens, dtype.itemsize, recompute=False)
+    counted = activation_bytes(shape, tokens, dtype.itemsize)
     assert counted == pytest.approx(measured, rel=0.08)
 
 
@@ -245,6 +245,33 @@ def test_what_does_not_fit_gets_changes_that_do() -> None:
         fewer = [c for i, c in enumerate(plan.changes) if i != left]
         less = compose(["algorithm=tree_grpo", "trainer.device=cuda", "trainer.max_pack_tokens=16384", *words(fewer)])
         assert not plan_run(less, shape, small, play_of(less)).fits
+
+
+@pytest.mark.parametrize(
+    ("gpus", "change"),
+    [(4, "trainer.ranks=2"), (1, "cluster=local trainer.ranks=1 engine.gpu_memory_utilization=0.3")],
+)
+def test_a_smaller_machine_gets_fewer_ranks_and_workers(gpus: int, change: str) -> None:
+    preset, shape, machine = "experiment=at2po_8gpu", model_shape("Qwen3-1.7B"), Machine(400 * GB, 16, gpus, 80 * GB)
+    config = compose([preset])
+    plan = plan_run(config, shape, machine, play_of(config))
+    assert "8 GPUs are asked for (4 ranks, 4 workers)" in plan.problems[0]
+    assert change in plan.changes
+    again = compose([preset, *words(plan.changes)])
+    assert plan_run(again, shape, machine, play_of(again)).fits
+    under_torchrun = plan_run(config, shape, machine, play_of(config), ranks=4)
+    assert under_torchrun.changes == ()  # how many there are is not turntree's to say
+
+
+def test_where_nothing_helps_there_is_no_advice() -> None:
+    config = compose(["experiment=at2po_8gpu"])
+    plan = plan_run(config, model_shape("Qwen3-4B"), Machine(64 * GB, 16), play_of(config))
+    assert not plan.fits
+    assert (plan.changes, plan.smaller) == ((), "")
+    command = ["plan", "experiment=at2po_8gpu", "--model", "Qwen3-4B", "--gpus", "0", "--memory", "64GB"]
+    said = CliRunner().invoke(cli, command).output
+    assert "no setting of one run makes it fit" in said
+    assert "it fits with" not in said
 
 
 def words(changes: tuple[str, ...] | list[str]) -> list[str]:
