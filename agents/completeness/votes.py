@@ -164,7 +164,7 @@ class Poll:
         if self._dead_after is not None and self._failed_in_a_row >= self._dead_after:
             raise EngineError(
                 f"the checker failed {self._failed_in_a_row} votes in a row, so nothing is rewarded; the last one: "
-                f"{outcome.kind}: {outcome.message}"
+                f"{outcome.kind}: {outcome.message}. See that the checker answers, then go on (a run with resume=true)"
             )
 
     def _name(self, finished: Finished) -> str:

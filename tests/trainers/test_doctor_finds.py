@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import socket
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.disk import small_disk
 from turntree.agents.engines.choose import Machine
@@ -20,6 +23,7 @@ from turntree.search_backend.index import build_index
 from turntree.search_backend.replay import SearchStore
 from turntree.trainers import doctor
 from turntree.trainers.checkpoint import save_checkpoint
+from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
 from turntree.trainers.doctor import Check, folders, model_gb, services
 from turntree.trainers.doctor import machine as machine_checks
@@ -28,6 +32,26 @@ from turntree.trainers.doctor.options import options
 
 MakeConfig = Callable[..., RunConfig]
 HERE = Machine(memory_gb=16)
+
+
+@pytest.fixture(scope="module")
+def make_config(bed: Any) -> MakeConfig:
+    """As the one for all tests, without composing a configuration for each."""
+    base = compose(bed.args)
+    return lambda *overrides: functools.reduce(overridden, overrides, base)
+
+
+def overridden(config: RunConfig, override: str) -> RunConfig:
+    key, _, text = override.partition("=")
+    first, *rest = {"engine": "engine.name"}.get(key, key).split(".")
+    value = yaml.safe_load(text)
+    if not rest:
+        return replace(config, **{first: value})
+    section = getattr(config, first)
+    if len(rest) == 2:
+        value = {**getattr(section, rest[0]), rest[1]: value}
+    changed = replace(section, **{rest[0]: value})
+    return replace(config, **{first: changed})
 
 
 def about_model(config: RunConfig) -> list[Check]:
@@ -194,8 +218,6 @@ def test_a_place_that_is_no_folder(make_config: MakeConfig, tmp_path: Path) -> N
 
 
 def test_a_run_that_lies_there(make_config: MakeConfig, tmp_path: Path) -> None:
-    from dataclasses import asdict
-
     import torch
 
     from turntree.trainers.fingerprint import config_fingerprint
@@ -259,7 +281,7 @@ def test_retrievers(make_config: MakeConfig, bed: Any, scripted_server: Any, sea
         ((200, {}, {"rows": 3}), "rows"),
         ((404, {}, b"nothing here"), "404"),
         ((401, {}, b"who are you"), "401"),
-        ((200, {}, {"result": [[]]}, 2.0), "1 s"),
+        ((200, {}, {"result": [[]]}, 1.5), "timeout_s=1"),
     ):
         scripted_server.answers = [answer, answer]
         found = asked(scripted_server.url)

@@ -218,46 +218,42 @@ def test_votes_that_do_not_arrive_leave_no_zero(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("faults", [[Fault("outage", 3600)], [Fault("error")] * 400], ids=["outage", "burst of 500"])
-def test_a_checker_that_is_gone_costs_its_steps_and_training_goes_on(
+def test_a_checker_that_is_gone_stops_the_run_which_goes_on_when_it_is_back(
     make_config: MakeConfig,
     openai_server: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     faults: list[Fault],
 ) -> None:
-    """Gone for two steps: no vote, no reward, no update; then it is back."""
+    """No vote, no reward, no update; rollouts without any would cost for nothing."""
     (tmp_path / "legal_babble.py").write_text(LEGAL, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     say = {"kind": "say", "usage": {"prompt_tokens": 5, "completion_tokens": 5}, "text": "<verdict>complete</verdict>"}
     openai_server.faults(*[say] * 400)
     with faulty_proxy(openai_server.url) as proxy:
-        proxy.play(faults)
-
-        def back(step: int, metrics: dict[str, float]) -> None:
-            if step == 2:
-                proxy.recover()
-                proxy.calm()
-
         given = (f"base_url={proxy.url}/v1", "model=tiny", "retries=0", "timeout_s=1.5", "backoff_s=0.01")
-        scorer = (
+        config = make_config(
             "reward.scorer=turntree.agents.completeness:CompletenessScorer",
             "reward.scorer_args.votes=1",
             "reward.scorer_args.penalties.repeated=0",
             "reward.scorer_args.checker=llm",
             *(f"reward.scorer_args.checker_args.{option}" for option in given),
+            "env.grammar=legal_babble:Legal",
+            "resume=true",
+            f"out={tmp_path / 'run'}",
         )
-        run, start = tmp_path / "run", time.monotonic()
-        grammar = "env.grammar=legal_babble:Legal"
-        train(make_config(*scorer, grammar, "trainer.steps=3", f"out={run}"), on_step=back)
+        proxy.play(faults)
+        start = time.monotonic()
+        with pytest.raises(EngineError, match="votes in a row, so nothing is rewarded"):
+            train(config)
         assert time.monotonic() - start < 240
-    metrics = rows(run)
-    voted = [[leaf for leaf in leaves(run, step) if leaf.reward is not None] for step in (1, 2, 3)]
-    assert [bool(found) for found in voted] == [False, False, True]
-    assert {leaf.reward for found in voted for leaf in found} == {1.0}
-    assert [row["budget/failed"] for row in metrics[:2]] == [row["budget/trajectories"] for row in metrics[:2]]
-    assert metrics[1]["total/updates"] == 0
-    for row in metrics:
-        assert row["budget/failed"] == sum(v for k, v in row.items() if k.startswith("budget/error/"))
+        assert not any(row["total/updates"] for row in rows(tmp_path / "run"))
+        proxy.recover()
+        proxy.calm()
+        train(config)
+    metrics = rows(tmp_path / "run")
+    assert [row["budget/failed"] for row in metrics] == [0, 0]
+    assert {leaf.reward for leaf in leaves(tmp_path / "run")} == {1.0}
 
 
 # The engine -----------------------------------------------------------------------------------------------------------

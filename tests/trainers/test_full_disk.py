@@ -210,10 +210,10 @@ def test_a_build_goes_on_after_room_is_made(bed: Any, disk: SmallDisk, tmp_path:
     options: dict[str, Any] = {}
     if kind == "dense":
         pytest.importorskip("faiss")
-        from tests.search_backend.dense_models import write_bert
+        from tests.search_backend.dense_models import write_static
 
-        write_bert(tmp_path / "encoder")
-        options = {"encoder": str(tmp_path / "encoder")}
+        write_static(tmp_path / "encoder")
+        options = {"encoder": str(tmp_path / "encoder"), "family": "plain"}
     corpus = bed.world / "corpus.jsonl"
     build_index(corpus, tmp_path / "whole", kind=kind, options=options)
     size = sum(p.stat().st_size for p in (tmp_path / "whole").rglob("*") if p.is_file())

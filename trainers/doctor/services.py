@@ -120,6 +120,8 @@ def _cure(message: str) -> str:
     """What to do, by what the client says."""
     if "environment variable" in message:
         return "export the variable that search.args.token_env names"
+    if "timeout_s=" in message:
+        return "see what it waits for; search.args.timeout_s must leave it the time to answer"
     if any(word in message for word in ("401", "403")):
         return "check the token that search.args.token_env names"
     if any(word in message for word in ("status 4", "status 5", "JSON", "expected a list", "answered", "result")):
