@@ -6,7 +6,8 @@ import argparse
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 import torch
 from _common import Figure, run
-from _shapes import SHAPES, VOCABULARY, Shape, chains_of, decoder, grow_group
+from _shapes import SHAPES, VOCABULARY, Lengths, Shape, chains_of, decoder, grow_group
 from torch import Tensor
 
 from turntree.trainers.config import TrainerConfig
@@ -157,6 +158,7 @@ def _some_logits(model: Any, ids: Tensor, mask: Tensor, wanted: Sequence[Tensor]
 def _times(args: argparse.Namespace, shape: Shape, seeds: Sequence[int], rounds: int) -> list[Figure]:
     """Ratios of CPU time, modes in turns on the same tree, the fastest round of each; geometric mean over trees."""
     models = {mode: _model(args, mode) for mode in MODES}
+    _warm(models.items())
     ratios: dict[str, list[float]] = {mode: [] for mode in MODES[1:]}
     ideal: dict[str, list[float]] = {"flat": [], "padded": []}
     for seed in seeds:
@@ -184,6 +186,13 @@ def _times(args: argparse.Namespace, shape: Shape, seeds: Sequence[int], rounds:
     ]
 
 
+def _warm(models: Iterable[tuple[str, Any]]) -> None:
+    """One update of a small tree for each (mode, model): what is imported and set up on first use is not counted."""
+    ways = _prepare(replace(SHAPES[0], lengths=Lengths(40).scaled(0.1)), 0)
+    for mode, model in models:
+        ways[mode](model)
+
+
 def _model(args: argparse.Namespace, mode: str) -> Any:
     """The decoder as a mode or an item of ``CHECKPOINTING`` has it; padded rows keep everything, as they come."""
     model = decoder(args)
@@ -197,6 +206,7 @@ def _model(args: argparse.Namespace, mode: str) -> Any:
 def _checkpointing(args: argparse.Namespace, shape: Shape, rounds: int) -> list[Figure]:
     """CPU time of a packed update by what is computed again, the fastest of rounds in turns; peak memory of each."""
     models = {how: _model(args, how) for how in CHECKPOINTING}
+    _warm([("packed", model) for model in models.values()])
     way, best = _prepare(shape, 0)["packed"], dict.fromkeys(CHECKPOINTING, float("inf"))
     for _ in range(rounds):
         for how, model in models.items():
