@@ -197,7 +197,7 @@ def _model(args: argparse.Namespace, mode: str) -> Any:
     """The decoder as a mode or an item of ``CHECKPOINTING`` has it; padded rows keep everything, as they come."""
     model = decoder(args)
     if mode in CHECKPOINTING:
-        recompute_activations(model, cast("Recompute", mode))
+        recompute_activations(model, mode)
     elif mode in MODES[:2]:
         recompute_activations(model, DEFAULT)
     return model
@@ -260,6 +260,7 @@ def _peak(args: argparse.Namespace, name: str, mode: str, sender: Any) -> None:
     torch.set_num_threads(args.threads)
     shape = next(s for s in SHAPES if s.name == name)
     model = _model(args, mode)
+    _warm([("packed" if mode in CHECKPOINTING else mode, model)])
     way = _prepare(shape, 0, rows_a_pass=1 << 30)["packed" if mode in CHECKPOINTING else mode]
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)  # gradients belong to the model, in every mode
