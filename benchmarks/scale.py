@@ -175,8 +175,8 @@ def _broadcasts(quick: bool) -> list[Figure]:
 # Plans ----------------------------------------------------------------------------------------------------------------
 
 
-_TREE = Shape("one tree", 1, 1, 1, 2, random_nodes, Lengths(300, observation=(70, 130)))
-"""About 1,200 tokens: with several times as many an update of SmolLM2 takes more than 10 GB."""
+_TREE = Shape("one tree", 1, 1, 1, 2, random_nodes, Lengths(200, (40, 80), (40, 80), (2, 3)))
+"""Some hundred tokens: with ten times as many an update of SmolLM2's shape takes more than 10 GB."""
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
@@ -209,7 +209,7 @@ def _in_process(shape: ModelShape, trees: Shape, recompute: Recompute) -> dict[s
 
 
 def _update(shape: ModelShape, trees: Shape, recompute: Recompute, sender: Any) -> None:
-    """Three updates on one pack of trees; the growth of the process since before the model was made."""
+    """Two updates on one pack of trees, the second with moments; by how much the process grew at most meanwhile."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     from turntree.trainers.forward import packed_logprobs
@@ -231,7 +231,7 @@ def _update(shape: ModelShape, trees: Shape, recompute: Recompute, sender: Any) 
     model = AutoModelForCausalLM.from_config(config).eval()
     recompute_activations(model, recompute)
     optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(3):
+    for _ in range(2):
         packed_logprobs(model, pack).logp.sum().backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -242,7 +242,7 @@ def _update(shape: ModelShape, trees: Shape, recompute: Recompute, sender: Any) 
         step_tokens(run_config, Play(1, 1, 1, 1)), unique=float(tokens), generated=float(targets), longest=1.0
     )
     planned = sum(item.size for item in trainer_items(run_config, shape, about, ranks=1, gpu=False))
-    sender.send(json.dumps({"measured": measured, "ratio": planned / measured}))
+    sender.send(json.dumps({"measured": measured, "ratio": planned / measured, "tokens": tokens}))
 
 
 def _resident(key: str) -> float:
