@@ -155,9 +155,9 @@ def _f1(prediction: str, gold: str, normalizer: Normalizer) -> float:
     if left != right and not _CLOSED.get(normalizer, _CLOSED_ANSWERS).isdisjoint((left, right)):
         return 0.0
     predicted, golden = left.split(), right.split()
+    if predicted == golden or set(predicted).isdisjoint(golden):  # nearly always, and nothing has to be counted
+        return float(bool(predicted) and predicted == golden)
     common = sum((Counter(predicted) & Counter(golden)).values())
-    if not common:
-        return 0.0
     precision, recall = common / len(predicted), common / len(golden)
     return 2 * precision * recall / (precision + recall)
 
