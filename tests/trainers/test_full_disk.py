@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.disk import SmallDisk, small_disk
 from turntree.commands import run_evaluate
 from turntree.errors import CheckpointError, ConfigError, RetrievalError, SearchIndexError, TurnTreeError
-from turntree.search_backend import Passage
+from turntree.search_backend import Passage, save_corpus
 from turntree.search_backend.index import build_index
 from turntree.search_backend.replay import SearchStore
 from turntree.trainers import learner
@@ -208,13 +208,16 @@ def test_a_store_of_searches_keeps_what_it_has(disk: SmallDisk) -> None:
 @pytest.mark.parametrize("kind", ["bm25", pytest.param("dense", marks=pytest.mark.slow)])
 def test_a_build_goes_on_after_room_is_made(bed: Any, disk: SmallDisk, tmp_path: Path, kind: str) -> None:
     options: dict[str, Any] = {}
+    corpus = bed.world / "corpus.jsonl"
     if kind == "dense":
         pytest.importorskip("faiss")
         from tests.search_backend.dense_models import write_static
+        from tests.search_backend.test_dense import passages
 
+        corpus = tmp_path / "corpus.jsonl"  # of words that the encoder knows
+        save_corpus(corpus, passages(600))
         write_static(tmp_path / "encoder")
-        options = {"encoder": str(tmp_path / "encoder"), "family": "plain"}
-    corpus = bed.world / "corpus.jsonl"
+        options = {"encoder": str(tmp_path / "encoder")}
     build_index(corpus, tmp_path / "whole", kind=kind, options=options)
     size = sum(p.stat().st_size for p in (tmp_path / "whole").rglob("*") if p.is_file())
     for number, share in enumerate((0.0, 0.2, 0.5, 0.8)):
