@@ -53,7 +53,8 @@ class ScriptedKit:
     """Grows PLAN's trees of a world's questions with scripted turns.
 
     ``fault``: the path of a file that the first worker to finish a few trees removes; what then happens its content
-    says: ``kill`` (the process ends at once), ``hang`` (it writes its node's id to ``<path>.node`` and does nothing),
+    says: ``kill`` (the process ends at once), ``deadly`` (it stays, and so ends every worker that comes so far),
+    ``hang`` (the worker writes its node's id to ``<path>.node`` and does nothing),
     ``raise``. ``old``: it never notices new weights.
     """
 
@@ -118,10 +119,11 @@ class _Old(ScriptedEngine):
 def _meet(fault: Path) -> None:
     try:
         kind = fault.read_text(encoding="utf-8")
-        fault.unlink()
+        if kind != "deadly":
+            fault.unlink()
     except FileNotFoundError:  # another worker met it
         return
-    if kind == "kill":
+    if kind in ("kill", "deadly"):
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "raise":
         raise ConfigError("a rule broke its contract")

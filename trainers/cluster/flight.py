@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turntree.errors import EngineError
-from turntree.trainers.cluster.pool import Seat, WorkerPool, is_loss, own_error
+from turntree.trainers.cluster.pool import Seat, WorkerPool, first_line, is_loss, own_error
 from turntree.trainers.cluster.wire import GrownTree, Ticket, TreeId, WorkDone, rebuild_tree, split_ticket
 from turntree.trainers.plan import Prompt
 from turntree.trainers.tally import Tally
@@ -154,8 +154,8 @@ class Flight:
         twice = sorted(left.trees & self.requeued)
         if twice:
             raise EngineError(
-                f"{len(twice)} trees were lost with two workers, {twice[0]} first: {error}. Look for what ends them "
-                "(memory?), then go on with resume=true"
+                f"{len(twice)} trees were lost with two workers, {twice[0]} first ({first_line(error)}). Look for "
+                "what ends them (memory?), then go on with resume=true"
             ) from error
         self.requeued |= left.trees
         self.landed.requeued += len(left.trees)

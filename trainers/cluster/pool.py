@@ -54,6 +54,11 @@ def is_loss(error: Exception) -> bool:
     return isinstance(error, lost) and not isinstance(error, exceptions.RayTaskError)
 
 
+def first_line(error: Exception) -> str:
+    """Ray's own messages go on for a dozen lines about processes and logs."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def own_error(error: Exception) -> Exception:
     """What a worker's code raised, as itself; anything else as an ``EngineError`` that shows where it came from."""
     cause = getattr(error, "cause", None)
@@ -189,7 +194,7 @@ class WorkerPool:
             self.seats.remove(seat)
             ray.kill(seat.actor, no_restart=True)
             again = self.restarts < self.cluster.restarts
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             _log.warning(
                 "rollout worker %d is lost (%s); %s",
                 seat.index,
@@ -238,7 +243,9 @@ class WorkerPool:
                     raise own_error(error) from error
                 self.lose(seat, error)
                 if last:
-                    raise EngineError(f"two workers were lost while they generated; the last one: {error}") from error
+                    raise EngineError(
+                        f"two workers were lost while they generated; the last one: {first_line(error)}"
+                    ) from error
                 continue
             for place, reply in zip(share, replies, strict=True):
                 out.append((place, reply if isinstance(reply, Exception) else reply.generation(requests[place])))

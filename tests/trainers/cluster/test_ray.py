@@ -131,6 +131,17 @@ def test_without_restarts_the_last_lost_worker_ends_the_run(world: Path, tmp_pat
 
 
 @pytest.mark.usefixtures("ray_here")
+def test_trees_that_cost_two_workers_end_the_run(world: Path, tmp_path: Path) -> None:
+    """They would cost the next ones too."""
+    kit, fault = kits.ScriptedKit(str(world)), tmp_path / "fault"
+    fault.write_text("deadly", encoding="utf-8")
+    pool = WorkerPool(ClusterConfig(name="ray", workers=1), KIT, (str(world), str(fault)))
+    with pytest.raises(EngineError, match=r"trees were lost with two workers, .* resume=true"):
+        grow_on(pool, kit=kit)
+    assert pool.restarts == 1
+
+
+@pytest.mark.usefixtures("ray_here")
 def test_errors_of_the_users_own_code_arrive_as_themselves(world: Path, tmp_path: Path) -> None:
     kit, fault = kits.ScriptedKit(str(world)), tmp_path / "fault"
     fault.write_text("raise", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import secrets
@@ -21,6 +22,7 @@ import pytest
 from turntree.trainers.checkpoint import latest_checkpoint, load_checkpoint
 from turntree.trainers.config import RunConfig
 from turntree.trainers.learner import train
+from turntree.trainers.quickstart import write_tiny_model
 from turntree.trainers.run_folder import read_metrics
 from turntree.trainers.store import TreeStore
 
@@ -31,7 +33,7 @@ pytestmark = [
 ]
 
 MakeConfig = Callable[..., RunConfig]
-LIMIT_S = 400
+LIMIT_S = 900
 
 HELD = '''
 """A reward that is not given while a file is there."""
@@ -156,13 +158,30 @@ def gone(pid: int) -> bool:
         return True
 
 
-def start(*arguments: str, env: dict[str, str]) -> subprocess.Popen[str]:
-    """A command in a process group of its own, as a shell starts it."""
-    command = [sys.executable, "-m", "turntree", "train", *arguments]
-    return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
-        start_new_session=True,
-    )  # fmt: skip
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """``start(*overrides, env=...)``: turntree train in a process group of its own, as a shell starts it."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str, env: dict[str, str]) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "turntree", "train", *arguments]
+        pipe = subprocess.PIPE
+        started.append(
+            subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=env, start_new_session=True
+            )
+        )
+        return started[-1]
+
+    yield run
+    for process in started:
+        left = [process.pid, *descendants(process.pid)] if process.poll() is None else []
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=60)
 
 
 def wait_for_checkpoint(run: Path, process: subprocess.Popen[str]) -> None:
@@ -191,7 +210,7 @@ NOTHING = {"groups": [], "busy": 0.0}
 
 
 def test_ranks_with_workers_grow_the_trees_of_one_process_though_one_is_lost(
-    bed: Any, make_config: MakeConfig, head: Head, tmp_path: Path
+    start: Start, bed: Any, make_config: MakeConfig, head: Head, tmp_path: Path
 ) -> None:
     steps = ["trainer.steps=8", "trainer.save_every=1"]
     ray = ["cluster=ray", f"cluster.address={head.address}", "cluster.workers=1"]
@@ -216,7 +235,7 @@ def test_ranks_with_workers_grow_the_trees_of_one_process_though_one_is_lost(
 
 
 def test_a_killed_rank_takes_all_workers_with_it_and_the_run_goes_on_in_one_process(
-    bed: Any, make_config: MakeConfig, head: Head, tmp_path: Path
+    start: Start, bed: Any, make_config: MakeConfig, head: Head, tmp_path: Path
 ) -> None:
     """One step ahead, so that workers are busy while ranks update; it goes on without workers, synchronously."""
     run = tmp_path / "run"
@@ -244,7 +263,9 @@ def test_a_killed_rank_takes_all_workers_with_it_and_the_run_goes_on_in_one_proc
 
 
 @pytest.mark.parametrize("mode", ["sync", "one_step_off"])
-def test_ctrl_c_leaves_nothing_on_somebodys_cluster(mode: str, bed: Any, head: Head, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing_on_somebodys_cluster(
+    mode: str, start: Start, bed: Any, head: Head, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     ray = ["cluster=ray", f"cluster.address={head.address}", f"cluster.mode={mode}"]
     process = start(*bed.args, "trainer.steps=500", "trainer.save_every=500", *ray, f"out={run}", env=head.env)
@@ -267,7 +288,9 @@ def rows(run: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_ends_a_ray_of_the_runs_own(times: int, bed: Any, environment: dict[str, str], tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_ray_of_the_runs_own(
+    times: int, start: Start, bed: Any, environment: dict[str, str], tmp_path: Path
+) -> None:
     """The first one waits for the step; the second one does not, here while all workers wait for a reward."""
     (tmp_path / "held_rules.py").write_text(HELD, encoding="utf-8")
     env = {**environment, "PYTHONPATH": f"{tmp_path}{os.pathsep}{environment['PYTHONPATH']}"}
@@ -293,3 +316,35 @@ def test_ctrl_c_ends_a_ray_of_the_runs_own(times: int, bed: Any, environment: di
     assert "Traceback" not in errors
     wait_until(lambda: all(map(gone, pids)))
     assert saved(run) == len(rows(run))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: make venv-vllm")
+def test_vllm_in_workers_has_the_trainers_weights_also_after_a_loss(
+    start: Start, bed: Any, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Weights move by 1e-2 a step: with older ones the sampler's log-probs would be far from the trainer's."""
+    run, model = tmp_path / "run", write_tiny_model(tmp_path / "model", seed=0, head_dim=32)
+    engine = ["engine=vllm", "engine.max_concurrent_requests=8", "engine.args.max_num_batched_tokens=400"]
+    options = [*bed.args, f"model.path={model}", "trainer.learning_rate=1e-2", "trainer.steps=500", *engine]
+    process = start(*options, "cluster=ray", "cluster.workers=1", f"out={run}", env=environment)
+    wait_until(lambda: len(rows(run)) >= 2 or process.poll() is not None, seconds=LIMIT_S)
+    pids = descendants(process.pid)
+    (worker,) = (pid for pid in pids if title(pid).startswith("ray::RolloutWorker"))
+    cores = descendants(worker)
+    assert any("EngineCore" in title(pid) for pid in cores)
+    os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: all(map(gone, cores)))
+    lost = len(rows(run))
+    wait_until(lambda: len(rows(run)) >= lost + 2 or process.poll() is not None, seconds=LIMIT_S)
+    pids += descendants(process.pid)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130, errors[-3000:]
+    wait_until(lambda: all(map(gone, pids)))
+    assert all(row["mismatch/max"] < 1e-3 for row in rows(run))
+    assert [row["cluster/restarts"] for row in (rows(run)[0], rows(run)[-1])] == [0, 1]
+    versions = {
+        step: {n.version for s in TreeStore(run / "trees").read(step) for n in s.tree.nodes() if n.turn_ids}
+        for step in (1, 2, lost + 2)
+    }
+    assert versions == {step: {step - 1} for step in versions}
