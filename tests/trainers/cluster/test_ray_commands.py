@@ -91,6 +91,8 @@ class Head:
 def environment(bed: Any) -> dict[str, str]:
     """Of processes that find the bed's rules."""
     found = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    # Ray would end workers of a machine that is short of memory for other reasons.
+    found["RAY_memory_monitor_refresh_ms"] = "0"
     return {**found, "PYTHONPATH": f"{bed.rules}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
 
 
@@ -99,7 +101,7 @@ def head(environment: dict[str, str]) -> Iterator[Head]:
     folder = Path(tempfile.mkdtemp(prefix="tt-", dir="/tmp"))  # sockets in it have short paths
     env = {
         **environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_worker_niceness": "0",
     }  # fmt: skip
     options = ["--node-ip-address=127.0.0.1", "--port=0", "--num-cpus=4", f"--temp-dir={folder}", "--block"]
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", *options, "--disable-usage-stats"]
@@ -342,7 +344,7 @@ def test_vllm_in_workers_has_the_trainers_weights_also_after_a_loss(
     assert process.returncode == 130, errors[-3000:]
     wait_until(lambda: all(map(gone, pids)))
     assert all(row["mismatch/max"] < 1e-3 for row in rows(run))
-    assert [row["cluster/restarts"] for row in (rows(run)[0], rows(run)[-1])] == [0, 1]
+    assert [row["cluster/restarts"] for row in (rows(run)[1], rows(run)[-1])] == [0, 1]
     versions = {
         step: {n.version for s in TreeStore(run / "trees").read(step) for n in s.tree.nodes() if n.turn_ids}
         for step in (1, 2, lost + 2)
