@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from turntree.envs.core import Action, ToolSpec
 from turntree.envs.grammar.words import NO_OUTPUT, NOTHING_FOUND, SHARED, Language, fill
@@ -189,16 +189,17 @@ def speaking(grammar: Grammar, language: Language) -> Grammar:
     reject_unknown([language], get_args(Language), what="language")
     if language == "en":
         return grammar
-    value: Any = grammar
-    if not dataclasses.is_dataclass(value) or "language" not in {f.name for f in dataclasses.fields(value)}:
+    if not dataclasses.is_dataclass(grammar) or "language" not in {f.name for f in dataclasses.fields(grammar)}:
         raise ConfigError(
             f"the grammar {type(grammar).__name__} has no texts in the language {language}: it is no dataclass with a "
             "field language; leave the language out, and give a prompt of your own"
         )
-    return cast("Grammar", dataclasses.replace(cast("Any", value), language=language))
+    value: Any = grammar
+    spoken: Grammar = dataclasses.replace(value, language=language)
+    return spoken
 
 
-def passage_lines(passages: Sequence[Passage], clean: Callable[[str], str], *, language: Language = "en") -> str:
+def passage_lines(passages: Sequence[Passage], clean: Callable[[str], str], *, language: Language) -> str:
     """``Doc 1(Title: T) text`` a passage, each part passed through ``clean``; an honest line when there is none."""
     said = SHARED[language]
     lines = [fill(said.document, i=i, title=clean(p.title), text=clean(p.text)) for i, p in enumerate(passages, 1)]

@@ -193,7 +193,7 @@ class HermesGrammar:
         scan = _scan(text)
         if scan.reason:
             return _invalid(scan.reason, scan)
-        if self.think == "required" and not scan.thought:
+        if self.think == "required" and (not scan.thought or (scan.inside_think and scan.blocks)):
             return _invalid("inside_think" if scan.inside_think else "missing_think", scan)
         if not scan.blocks:
             return self._without_call(text, scan)
@@ -218,7 +218,7 @@ class HermesGrammar:
         if wrong := misspelling(text, exact, _SPELT, ("tool_call",)):
             return _invalid(wrong, scan)
         if is_other_dialect(content, "hermes"):
-            return ParsedTurn(Action("invalid", "no_action"), notes=scan.notes, other_dialect=True)
+            return ParsedTurn(Action("invalid", "no_action"), other_dialect=True)
         if scan.inside_think:
             return _invalid("unclosed_think", scan)
         if not content:

@@ -97,16 +97,17 @@ class PlannerGrammar:
         kind = type(self.inner).__name__
         if not isinstance(self.inner, ToolGrammar):
             raise ConfigError(f"the grammar {kind} cannot learn a planner's ending: it has no with_tools and write")
-        if isinstance(self.inner, HermesGrammar) and self.inner.answer != "text":
-            object.__setattr__(self, "inner", replace(self.inner, answer="text"))
-        if isinstance(self.inner, (TagGrammar, HermesGrammar)) and self.inner.language != self.language:
+        if isinstance(self.inner, HermesGrammar):
+            object.__setattr__(self, "inner", replace(self.inner, language=self.language, answer="text"))
+        elif isinstance(self.inner, TagGrammar):
             object.__setattr__(self, "inner", replace(self.inner, language=self.language))
         if any(tool.name == FINISH for tool in self.tools):
             raise ConfigError(f"a tool is called {FINISH!r}, which is how a planner stops; give it another name")
-        if (found := self.parse(self.write("Nothing is missing.", DONE)).action) != DONE:
+        written = self.write("Nothing is missing.", DONE)
+        if (found := self.parse(written).action) != DONE:
             raise ConfigError(
-                f"the grammar {kind} cannot read a planner's ending: expected {DONE} from "
-                f"{self.write('Nothing is missing.', DONE)!r}, found {found}; its parse() must read the calls of tools"
+                f"the grammar {kind} cannot read a planner's ending: expected {DONE} from {written!r}, found {found}; "
+                "its parse() must read the calls of tools"
             )
 
     @property
@@ -115,14 +116,15 @@ class PlannerGrammar:
         return isinstance(self.inner, HermesGrammar)
 
     @functools.cached_property
-    def _taught(self) -> Grammar:
+    def _taught(self) -> ToolGrammar:
+        inner = cast("ToolGrammar", self.inner)
         tools = self.tools if self._silent else (*self.tools, _SPEC)
-        return cast("ToolGrammar", self.inner).with_tools(tools) if tools else self.inner
+        return cast("ToolGrammar", inner.with_tools(tools)) if tools else inner
 
     @functools.cached_property
     def _answer(self) -> str:
         """How the grammar inside writes an answer, without the thought; empty where it does not say."""
-        written = cast("ToolGrammar", self._taught).write("t", Action("answer", "x"))
+        written = self._taught.write("t", Action("answer", "x"))
         span = self._taught.parse(written).span
         return written[slice(*span)] if span is not None else ""
 
@@ -181,12 +183,11 @@ class PlannerGrammar:
 
     def write(self, thought: str, action: Action) -> str:
         """One turn that :meth:`parse` reads back; an answer is written as the ending."""
-        taught = cast("ToolGrammar", self._taught)
         if action.kind not in (FINISH, "answer"):
-            return taught.write(thought, action)
+            return self._taught.write(thought, action)
         if self._silent:
-            return taught.write(thought, Action("answer", self._words.done))
-        return _EMPTY.sub(f"<{FINISH}></{FINISH}>", taught.write(thought, DONE))
+            return self._taught.write(thought, Action("answer", self._words.done))
+        return _EMPTY.sub(f"<{FINISH}></{FINISH}>", self._taught.write(thought, DONE))
 
     def results(self, passages: Sequence[Passage]) -> Observation:
         """As the grammar inside; the planner's tag inside passages is neutralised too."""
@@ -194,7 +195,7 @@ class PlannerGrammar:
 
     def tool_result(self, name: str, text: str) -> Observation:
         """As the grammar inside."""
-        return cast("ToolGrammar", self._taught).tool_result(name, text)
+        return self._taught.tool_result(name, text)
 
     def correction(self, reason: str) -> str:
         """What the grammar inside says, unless that asks for an answer."""
@@ -227,7 +228,7 @@ class PlannerGrammar:
         kind, argument = parsed.action.kind, parsed.action.argument
         answered = kind == "answer" or (kind == "invalid" and argument in _NO_ANSWER)
         if kind == FINISH or (answered and self._silent):
-            return replace(parsed, action=DONE, hint="")
+            return replace(parsed, action=DONE)
         return replace(parsed, action=Action("invalid", "own_answer")) if answered else parsed
 
     def validity(self, turns: Sequence[TurnRecord]) -> Validity:

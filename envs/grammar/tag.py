@@ -161,7 +161,7 @@ def _final(state: str) -> Validity:
     return Validity(True) if state == "end" else Validity(False, f"incomplete:{state}")
 
 
-def given(tool: ToolSpec, language: Language = "en") -> str:
+def given(tool: ToolSpec, language: Language) -> str:
     """What stands between a tool's tags, for a prompt."""
     if text_parameter(tool) is not None:
         return "..."
