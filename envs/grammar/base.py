@@ -189,13 +189,12 @@ def speaking(grammar: Grammar, language: Language) -> Grammar:
     reject_unknown([language], get_args(Language), what="language")
     if language == "en":
         return grammar
-    value: Any = grammar
-    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-    if "language" not in {f.name for f in fields}:
+    if "language" not in getattr(grammar, "__dataclass_fields__", ()):
         raise ConfigError(
             f"the grammar {type(grammar).__name__} has no texts in the language {language}: it is no dataclass with a "
             "field language; leave the language out, and give a prompt of your own"
         )
+    value: Any = grammar
     spoken: Grammar = dataclasses.replace(value, language=language)
     return spoken
 
