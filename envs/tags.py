@@ -135,7 +135,7 @@ def read(text: str, known: Tags) -> Reading:
     """One pass over the tags; ``opened`` remembers the innermost open tag of each action."""
     tags = list(known.exact.finditer(text))
     thoughts = [tag for tag in tags if tag[2] == "think"]
-    last_close = max((tag.start() for tag in thoughts if tag[1]), default=-1)
+    last_close = text.rfind("</think>")
     thinking = bool(thoughts) and bool(thoughts[0][1])
     thought = False
     opened: dict[str, re.Match[str]] = {}

@@ -107,15 +107,15 @@ class AtpoGrammar(TagGrammar):
 def boxed(text: str) -> str | None:
     """What the last ``\\boxed{...}`` of balanced braces holds; None when there is none. In one pass."""
     opened: list[tuple[int, bool]] = []
-    best = (-1, -1)
+    boxes: list[tuple[int, int]] = []
     for match in _BRACES.finditer(text):
         if match[0] != "}":
             opened.append((match.end(), match[0] == _BOX))
         elif opened:
             start, is_box = opened.pop()
-            if is_box and start > best[0]:
-                best = (start, match.start())
-    return text[slice(*best)] if best[0] >= 0 else None
+            if is_box:
+                boxes.append((start, match.start()))
+    return text[slice(*max(boxes))] if boxes else None
 
 
 def _thoughts(text: str) -> str:

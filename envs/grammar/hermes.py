@@ -70,6 +70,8 @@ _TAGS = exactly(_NAMES)
 _SPELT = any_spelling((*_NAMES, "tools"))
 _FULL_WIDTH_JSON = re.compile("[：，“”｛｝＂]")
 _EMPTY = {"search": "empty_query", "answer": "empty_answer"}
+# What a tool that the grammar was not taught is given in writing: one text.
+_UNTAUGHT = ToolSpec("", "")
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class HermesGrammar:
         return head + "\n".join(self._written(call) for call in (action, *more))
 
     def _written(self, action: Action) -> str:
-        spec = self._specs.get(action.kind, ToolSpec(action.kind, ""))
+        spec = self._specs.get(action.kind, _UNTAUGHT)
         arguments = decode_arguments(spec, action.argument)
         call = json.dumps({"name": action.kind, "arguments": arguments}, ensure_ascii=False)
         if bracket(call, _SPELT) != call:  # a tag inside a string would end the block
@@ -298,7 +300,7 @@ class _Scan:
 def _scan(text: str) -> _Scan:
     tags = list(_TAGS.finditer(text))
     thoughts = [tag for tag in tags if tag[2] == "think"]
-    last_close = max((tag.start() for tag in thoughts if tag[1]), default=-1)
+    last_close = text.rfind("</think>")
     scan = _Scan(inside_think=bool(thoughts) and bool(thoughts[0][1]))
     opened: re.Match[str] | None = None
     for tag in tags:

@@ -43,6 +43,8 @@ _SPEC = ToolSpec(FINISH, "Ends the work; stays empty. Somebody else writes the a
 _SEARCH = {"en": "finds passages for a query", "zh": "按查询查找段落"}
 _EMPTY = re.compile(rf"<{FINISH}>\s*</{FINISH}>")
 _ANSWERS = re.compile("answer|答", re.IGNORECASE)
+# In the place of the ending, for the rules of an episode.
+_STAND_IN = Action("answer", "x")
 _NO_ANSWER = ("empty_answer", "no_boxed")
 
 
@@ -124,7 +126,7 @@ class PlannerGrammar:
     @functools.cached_property
     def _answer(self) -> str:
         """How the grammar inside writes an answer, without the thought; empty where it does not say."""
-        written = self._taught.write("t", Action("answer", "x"))
+        written = self._taught.write("t", _STAND_IN)
         span = self._taught.parse(written).span
         return written[slice(*span)] if span is not None else ""
 
@@ -238,7 +240,7 @@ class PlannerGrammar:
         return self._taught.validity(turns)
 
     def _as_answer(self, turn: TurnRecord) -> TurnRecord:
-        answered = replace(turn, action=Action("answer", "x"))
+        answered = replace(turn, action=_STAND_IN)
         span = self._taught.parse(turn.text).span
         if self._silent or span is None:
             return answered

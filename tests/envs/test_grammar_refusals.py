@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from turntree.envs.core import Action, ToolSpec
-from turntree.envs.grammar import HermesGrammar, ParsedTurn, PlannerGrammar, TagGrammar, reading_tools, speaking
+from turntree.envs.grammar import (
+    HermesGrammar,
+    Observation,
+    ParsedTurn,
+    PlannerGrammar,
+    TagGrammar,
+    reading_tools,
+    speaking,
+)
 from turntree.envs.grammar.base import passage_lines
 from turntree.envs.grammar.tag import close_question, given
 from turntree.envs.grammar.words import fill
@@ -113,6 +121,14 @@ def test_a_tool_that_is_not_read_back_is_named() -> None:
     assert refused(reading_tools, Mute(), [PYTHON]) == said
     assert refused(reading_tools, Mute(), [untried, PYTHON]) == said, "a tool without an example hides no other"
     assert " from '', found Action(kind='invalid', argument='empty_turn')" in refused(reading_tools, Shy(), [PYTHON])
+
+
+def test_a_planner_passes_the_name_of_a_tool_on() -> None:
+    class Named(TagGrammar):
+        def tool_result(self, name: str, text: str) -> Observation:
+            return Observation(f"{name}: ", text, "")
+
+    assert PlannerGrammar(Named()).tool_result("python", "1").text == "python: 1"
 
 
 def test_the_second_tool_is_tried_too() -> None:
