@@ -82,6 +82,12 @@ class Bench:
         if close is not None:
             close()
 
+    def rest(self) -> None:
+        """The engine has nothing to do for a while: one that can sleep does."""
+        rest = getattr(self.engine, "rest", None)
+        if rest is not None:
+            rest()
+
 
 def build_bench(config: RunConfig) -> Bench:
     """Load the policy and put an engine on its weights."""
@@ -170,6 +176,7 @@ def _vllm(config: RunConfig, model: PreTrainedModel, tokenizer: Tokenizer) -> En
         kv_cache_gb=options.kv_cache_gb,
         enforce_eager=options.enforce_eager,
         entropy_topk=options.entropy_topk,
+        sleep=options.sleep,
         options=options.args,
     )
 

@@ -92,6 +92,7 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
         first_batch: batches of prompts that were used before.
         dynamic_sampling: DAPO: batches of prompts that a step may use to find groups whose rewards differ (0: off).
         should_stop: asked before each rollout.
+        rest: called when the trees of a step are grown: the engine has nothing to do until the next step.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
         first_batch: int | None = None,
         dynamic_sampling: int = 0,
         should_stop: Callable[[], bool] = lambda: False,
+        rest: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self.stream = stream
@@ -115,6 +117,7 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
         self.next_batch = first_step if first_batch is None else first_batch
         self.dynamic_sampling = dynamic_sampling
         self.should_stop = should_stop
+        self.rest = rest
         self.init_random_frames = 0
         self.closed = False
 
@@ -131,6 +134,7 @@ class TreeCollector(BaseCollector):  # type: ignore[misc]
         """Rollout, score pass, credit and batch of one step."""
         start = time.monotonic()
         rollout, sampling = self._sample()
+        self.rest()
         seconds = time.monotonic() - start
         collected = self.prepare(step, rollout)
         collected.metrics |= {**sampling, "timing_s/gen": seconds}

@@ -169,6 +169,9 @@ class EngineConfig:
         None, "vllm: tokens of a block of the prefix cache (null: 32 on CPU, vLLM's own on GPU)."
     )
     gpu_memory_utilization: float = opt(0.5, "vllm on GPU: share of the memory it takes; the trainer needs the rest.")
+    sleep: bool = opt(
+        False, "vllm on GPU: leaves its memory to the trainer between rollouts (weights go to CPU memory)."
+    )
     kv_cache_gb: int = opt(1, "vllm on CPU: GiB of its KV cache.")
     enforce_eager: bool | None = opt(None, "vllm: do not compile the model (null: true on CPU, false on GPU).")
     args: dict[str, Any] = opt({}, "vllm: further arguments of vllm.LLM, such as tensor_parallel_size.")
@@ -184,6 +187,8 @@ class EngineConfig:
         finite("engine", self)
         one_of("engine.name", self.name, ("hf", "vllm", "vllm_server", "openai", "auto"))
         one_of("engine.sync", self.sync, ("folder", "nccl", "ipc"))
+        if self.sleep and self.name not in ("vllm", "auto"):
+            raise ConfigError(f"engine.sleep=true is for engine=vllm, found engine={self.name}; leave engine.sleep out")
         for name in ("max_batch_rows", "max_concurrent_requests", "block_size", "kv_cache_gb"):
             at_least(f"engine.{name}", getattr(self, name), 1)
         for name in ("entropy_topk", "retries"):
@@ -399,6 +404,7 @@ class RunConfig:
             f"engine.sync={self.engine.sync} needs trainer and engine in one process; use engine.sync=folder": (
                 self.engine.name in ("vllm", "auto") and self.engine.sync != "folder"
             ),
+            "engine.sleep frees memory for a trainer in the same process; leave it out": self.engine.sleep,
         }
         for reason, found in refused.items():
             if found:

@@ -210,6 +210,7 @@ class _Run:
             first_batch=self.progress.prompt_batches,
             dynamic_sampling=config.algorithm.dynamic_sampling,
             should_stop=self._should_stop,
+            rest=self.bench.rest,
         )
 
     def _cluster(self, stream: PromptStream) -> ClusterRollout | None:

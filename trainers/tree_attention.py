@@ -148,8 +148,8 @@ def tree_mask_mod(
 def plan_attention(subtree_end: Tensor, predecessor: Tensor, *, kernel: Kernel | None = None) -> AttentionPlan:
     """Cover the packed tokens [N] by blocks and by parts. Memory grows with tokens and branchings, not with N^2.
 
-    ``kernel``: ``blocks``, ``runs`` (blocks where a layer has a window or bounds its scores), ``flex``, or ``auto``: the
-    cheaper of runs and blocks. Default: FlexAttention on a GPU for larger packs, ``auto`` elsewhere.
+    ``kernel``: ``blocks``, ``runs`` (blocks where a layer has a window or bounds its scores), ``flex``, or ``auto``,
+    the cheaper of runs and blocks. Default: FlexAttention on a GPU for larger packs, ``auto`` elsewhere.
     Raises ``ValueError`` if the two columns are not those of depth-first trees.
     """
     ends, previous = subtree_end.tolist(), predecessor.tolist()

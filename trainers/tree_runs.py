@@ -11,6 +11,7 @@ name for a policy of activation checkpointing. It keeps queries, keys, values, o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -53,7 +54,7 @@ def _pieces(run: Run) -> Iterator[tuple[int, int]]:
     length = run.stop - run.start
     count = -(-length // _PIECE)
     bounds = [run.start + length * i // count for i in range(count + 1)]
-    yield from zip(bounds, bounds[1:])
+    yield from itertools.pairwise(bounds)
 
 
 def parts_cost(found: Sequence[Part]) -> tuple[int, int]:

@@ -75,6 +75,9 @@ class VLLMEngine:
     from GPU to GPU (``nccl``; ``ipc`` on one GPU). Requests in flight are aborted first: a generation carries the
     version that it was started under, an aborted one is sampled again.
 
+    With ``sleep`` a GPU's memory goes to the trainer between rollouts: :meth:`rest` moves the weights to CPU memory and
+    drops the KV cache, and whatever needs vLLM next wakes it. vLLM on CPU cannot sleep; there it stays awake.
+
     ``options`` go to ``vllm.LLM`` as they are (``tensor_parallel_size``, ...). With ``lora_rank`` :meth:`use_adapter`
     generates with an adapter. Raises ``ConfigError`` when vLLM is not installed or options do not fit.
     """
@@ -98,6 +101,7 @@ class VLLMEngine:
         enforce_eager: bool | None = None,
         entropy_topk: int = 0,
         lora_rank: int = 0,
+        sleep: bool = False,
         options: Mapping[str, Any] | None = None,
         version: int = 0,
     ) -> None:
@@ -128,6 +132,7 @@ class VLLMEngine:
         self._stale = False  # vLLM holds other weights than the trainer: those of its folder, or a failed transfer's.
         self._llm: Any = None
         self._on_cpu = False
+        self._sleeps, self._asleep = sleep, False
         self._dead: str = ""
         self._transfer: Any = None
         self._names = (f"turntree-{i}" for i in itertools.count())
@@ -143,7 +148,7 @@ class VLLMEngine:
 
     @property
     def llm(self) -> Any:
-        """The ``vllm.LLM`` itself, started if need be: for what this class does not wrap (sleep, profiling)."""
+        """The ``vllm.LLM`` itself, started if need be: for what this class does not wrap (profiling)."""
         with self._lock:
             return self._started()
 
@@ -263,7 +268,7 @@ class VLLMEngine:
             self._abort(dict.fromkeys(self._flights))
             self._version, self._stale = version, True
             if self._llm is not None:
-                self._take_weights()
+                self._started()
 
     def use_adapter(self, folder: str | Path | None, version: int) -> None:
         """Generate with the LoRA adapter in ``folder`` (None: without one) as ``version``.
@@ -303,18 +308,36 @@ class VLLMEngine:
 
     # Life ----------------------------------------------------------------------------------------------------------
 
+    def rest(self) -> None:
+        """Give the GPU's memory back until the next generation or new weights; what is in flight is aborted.
+
+        Nothing happens without ``sleep``, on CPU, and before vLLM was started.
+        """
+        with self._lock:
+            if not self._sleeps or self._on_cpu or self._llm is None or self._asleep or self._dead:
+                return
+            self._abort(dict.fromkeys(self._flights))
+            with self._fatal("going to sleep"):
+                self._llm.sleep(level=1)
+            self._asleep = True
+
     def close(self) -> None:
         """End vLLM's processes; a later generation starts them again, with the trainer's weights."""
         with self._lock:
             self._abort(dict.fromkeys(self._flights))
             llm, self._llm, self._transfer = self._llm, None, None
+            self._asleep = False
             self._stale = self._publish is None and self.stats.syncs > 0
             if llm is not None:
                 llm.llm_engine.engine_core.shutdown(timeout=_END_S)
 
     def _started(self) -> Any:
-        """The running ``vllm.LLM``, with the trainer's weights."""
+        """The running ``vllm.LLM``, awake, with the trainer's weights."""
         self._check_alive()
+        if self._asleep:
+            with self._fatal("waking up"):
+                self._llm.wake_up()
+            self._asleep = False
         if self._llm is None:
             began = time.monotonic()
             if self._publish is None:
@@ -360,6 +383,7 @@ class VLLMEngine:
             "use_tqdm_on_load": False,
             # A prompt that is prefilled in parts has its seed's generator turned back, which kills vLLM on CPU (0.32).
             **({"enable_chunked_prefill": False} if self._on_cpu else {}),
+            **({"enable_sleep_mode": True} if self._sleeps and not self._on_cpu else {}),
             **self._arguments,
         }
         if arguments["enforce_eager"] is None:

@@ -393,6 +393,68 @@ def test_a_killed_trainer_leaves_no_process_of_vllm_behind(model: Any, tokenizer
     assert until(lambda: all(map(gone, pids)))
 
 
+class _Bed:
+    """Stands where ``vllm.LLM`` does and writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def sleep(self, *, level: int) -> None:
+        self.told.append(f"sleep {level}")
+
+    def wake_up(self) -> None:
+        self.told.append("wake")
+
+    def collective_rpc(self, name: str, **_: Any) -> None:
+        self.told.append(name)
+
+    def reset_prefix_cache(self) -> bool:
+        return True
+
+
+@needs_vllm
+def test_an_engine_that_rests_is_woken_by_whatever_needs_it(
+    model: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = _Bed()
+    monkeypatch.setattr(VLLMEngine, "_start", lambda self, folder: bed)
+    engine = VLLMEngine(tmp_path, tokenizer, publish=partial(save_weights, model, untie=True), sleep=True)
+    engine.rest()  # not started yet: nothing to put to sleep
+    assert engine.llm is bed
+    assert bed.told == []
+    engine.rest()
+    engine.rest()
+    assert bed.told == ["sleep 1"]
+    assert engine.llm is bed
+    assert bed.told == ["sleep 1", "wake"]
+    engine.rest()
+    engine.update_weights(1)
+    assert bed.told == ["sleep 1", "wake", "sleep 1", "wake", "reload_weights"]
+
+
+@needs_vllm
+def test_an_engine_rests_only_when_told_to(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bed = _Bed()
+    monkeypatch.setattr(VLLMEngine, "_start", lambda self, folder: bed)
+    engine = VLLMEngine(tmp_path, tokenizer)
+    assert engine.llm is bed
+    engine.rest()
+    assert bed.told == []
+
+
+@pytest.mark.slow
+@needs_vllm
+def test_vllm_on_a_cpu_stays_awake(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    save_model(model, tokenizer, tmp_path / "model")
+    engine = VLLMEngine(tmp_path / "model", tokenizer, max_context_tokens=256, sleep=True)
+    try:
+        first = engine.generate(branches(tokenizer))
+        engine.rest()
+        assert [g.ids for g in engine.generate(branches(tokenizer))] == [g.ids for g in first]
+    finally:
+        engine.close()
+
+
 @pytest.mark.slow
 @needs_vllm
 def test_heads_that_cpus_cannot_run_are_named(tokenizer: Any, tmp_path: Path) -> None:

@@ -89,14 +89,16 @@ def test_weights_from_device_to_device(model: Any, tokenizer: Any, tmp_path: Pat
 
 
 def test_sleep_gives_memory_back_and_wake_restores(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    engine = make_engine(model, tokenizer, tmp_path / "model", options={"enable_sleep_mode": True})
+    engine = make_engine(model, tokenizer, tmp_path / "model", module=model, sync="ipc", sleep=True)
     try:
         first = engine.generate(requests(tokenizer))
         awake = torch.cuda.mem_get_info()[0]
-        engine.llm.sleep(level=1)
+        engine.rest()
         assert torch.cuda.mem_get_info()[0] > awake
-        engine.llm.wake_up()
-        engine.llm.reset_prefix_cache()
         assert [g.logprobs for g in engine.generate(requests(tokenizer))] == [g.logprobs for g in first]
+        engine.rest()
+        shake(model)
+        engine.update_weights(1)
+        assert_like_model(model, engine.generate(requests(tokenizer)))
     finally:
         engine.close()

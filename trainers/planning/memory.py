@@ -6,13 +6,18 @@ The formulas count what is held at the worst moment of a step. They were checked
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turntree.trainers.config import RunConfig
 from turntree.trainers.planning.models import ModelShape
 from turntree.trainers.planning.tokens import StepTokens
 
-__all__ = ["Item", "activation_bytes", "engine_items", "logit_bytes", "trainer_items", "trains_with_reference"]
+__all__ = [
+    "Item", "activation_bytes", "engine_items", "logit_bytes", "taking_turns", "trainer_items", "trains_with_reference",
+]  # fmt: skip
+
+ACTIVATIONS, VLLM = "activations and logits", "vLLM (gpu_memory_utilization)"
+"""Items of a GPU that are never full at the same time where vLLM sleeps (``engine.sleep``)."""
 
 _HEAD_PIECE = 4096
 """Positions of a vocabulary projection at a time (``turntree.trainers.forward``)."""
@@ -99,10 +104,17 @@ def trainer_items(config: RunConfig, shape: ModelShape, tokens: StepTokens, *, r
     scaled, entropy = config.sampling.temperature != 1.0, config.algorithm.entropy_coef != 0.0
     backward += logit_bytes(shape, targets, size, scaled=scaled, entropy=entropy)
     # On a GPU, torch steps all weights at once and holds a copy of them; activations are gone by then.
-    items.append(Item("activations and logits", max(backward, weights * size / ranks if gpu else 0.0)))
+    items.append(Item(ACTIVATIONS, max(backward, weights * size / ranks if gpu else 0.0)))
     if gpu:
         items.append(Item("CUDA, fragments", 1.5e9))
     return items
+
+
+def taking_turns(items: list[Item], weights: float) -> list[Item]:
+    """vLLM sleeps while the trainer computes: the larger of what both need in turns. Its ``weights`` wait in CPU memory."""
+    activations = sum(item.size for item in items if item.name == ACTIVATIONS)
+    awake = [replace(i, size=max(0.0, i.size - activations)) if i.name == VLLM else i for i in items]
+    return [*awake, Item("weights of vLLM while it sleeps", weights, host=True)]
 
 
 def engine_items(config: RunConfig, shape: ModelShape, tokens: StepTokens, *, gpu: int, own: bool) -> list[Item]:
@@ -112,7 +124,7 @@ def engine_items(config: RunConfig, shape: ModelShape, tokens: StepTokens, *, gp
     if engine.name == "vllm":
         copy = [Item("weights for vLLM", shape.parameters * size, host=True)] if own else []
         if gpu:
-            return [*copy, Item("vLLM (gpu_memory_utilization)", engine.gpu_memory_utilization * gpu)]
+            return [*copy, Item(VLLM, engine.gpu_memory_utilization * gpu)]
         return [*copy, weights, Item("engine: keys and values", engine.kv_cache_gb * 2**30)]
     if engine.name in ("vllm_server", "openai"):
         return []

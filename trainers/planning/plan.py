@@ -10,7 +10,7 @@ from typing import Any
 from turntree.trainers.cluster_config import ClusterConfig
 from turntree.trainers.config import RunConfig
 from turntree.trainers.planning.machine import Machine
-from turntree.trainers.planning.memory import Item, engine_items, trainer_items, value_size
+from turntree.trainers.planning.memory import Item, engine_items, taking_turns, trainer_items, value_size
 from turntree.trainers.planning.models import KNOWN, ModelShape
 from turntree.trainers.planning.tokens import Play, StepTokens, step_tokens
 
@@ -96,6 +96,8 @@ def _places(config: RunConfig, shape: ModelShape, machine: Machine, tokens: Step
     trainer = trainer_items(config, shape, tokens, ranks=ranks, gpu=on_gpu)
     if not workers:
         trainer += engine_items(config, shape, share, gpu=machine.gpu_memory if on_gpu else 0, own=False)
+        if config.engine.sleep and on_gpu:
+            trainer = taking_turns(trainer, shape.parameters * value_size(config))
     worker = engine_items(config, shape, share, gpu=worker_gpu, own=True) if workers else []
     shares_gpu = 0 < config.cluster.gpus_per_worker < 1
     host: list[Item] = []
@@ -231,6 +233,9 @@ def _candidates(config: RunConfig, machine: Machine, play: Play, ranks: int | No
         yield f"engine.max_cached_tokens={kept}", _engine(max_cached_tokens=kept)
     if config.engine.name == "vllm" and config.cluster.name == "local" and config.engine.gpu_memory_utilization > 0.3:
         yield "engine.gpu_memory_utilization=0.3", _engine(gpu_memory_utilization=0.3)
+    sleeps = config.engine.name == "vllm" and config.cluster.name == "local" and trainer.device.startswith("cuda")
+    if sleeps and not config.engine.sleep:
+        yield "engine.sleep=true", _engine(sleep=True)
     if config.model.dtype != "bfloat16":
         yield "model.dtype=bfloat16", lambda c: replace(c, model=replace(c.model, dtype="bfloat16"))
     if trainer.device.startswith("cuda"):

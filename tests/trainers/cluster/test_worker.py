@@ -152,11 +152,12 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ("algorithm.adaptive=0.1", "no worker sees"),
         ("engine=openai", "cannot take the trainer's weights"),
         ("engine=vllm_server", "use engine=vllm"),
+        ("engine.sleep=true engine=vllm", "frees memory for a trainer in the same process"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        compose(["cluster=ray", "algorithm=tree_grpo", override])
+        compose(["cluster=ray", "algorithm=tree_grpo", *override.split()])
 
 
 def test_the_bound_follows_the_mode() -> None:

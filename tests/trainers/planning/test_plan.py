@@ -301,6 +301,22 @@ def test_problems_besides_memory_are_named(overrides: list[str], message: str) -
     assert any(message in problem for problem in plan.problems), plan.problems
 
 
+def test_an_engine_that_sleeps_and_the_update_take_turns() -> None:
+    options = ["experiment=one_gpu", "engine.gpu_memory_utilization=0.5", "engine.sleep="]
+    awake, asleep = (
+        plan_run(
+            compose([*options[:2], options[2] + flag]), model_shape("Qwen3-1.7B"), H100, play_of(compose(options[:2]))
+        )
+        for flag in ("false", "true")
+    )
+    gpu, turns = awake.places[0], asleep.places[0]
+    sizes = {item.name: item.size for item in gpu.items}
+    smaller = min(sizes["activations and logits"], sizes["vLLM (gpu_memory_utilization)"])
+    assert sum(sizes.values()) - sum(item.size for item in turns.items) == pytest.approx(smaller)
+    waiting = [item for place in asleep.places[1:] for item in place.items if "sleeps" in item.name]
+    assert sum(item.size for item in waiting) == pytest.approx(2 * model_shape("Qwen3-1.7B").parameters)
+
+
 def test_gpus_by_name_or_size() -> None:
     assert gpu_memory("H100") == gpu_memory("80") == 80 * GB
     with pytest.raises(ConfigError, match="Did you mean 'h100'"):
