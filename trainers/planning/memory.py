@@ -111,7 +111,7 @@ def trainer_items(config: RunConfig, shape: ModelShape, tokens: StepTokens, *, r
 
 
 def taking_turns(items: list[Item], weights: float) -> list[Item]:
-    """vLLM sleeps while the trainer computes: the larger of what both need in turns. Its ``weights`` wait in CPU memory."""
+    """vLLM sleeps while the trainer computes: the larger of both needs counts. Its ``weights`` wait in CPU memory."""
     activations = sum(item.size for item in items if item.name == ACTIVATIONS)
     awake = [replace(i, size=max(0.0, i.size - activations)) if i.name == VLLM else i for i in items]
     return [*awake, Item("weights of vLLM while it sleeps", weights, host=True)]
