@@ -11,6 +11,7 @@ from turntree.trainers.config import RunConfig
 __all__ = ["Check", "Level", "as_json", "lines"]
 
 Level = Literal["ok", "note", "fail"]
+"""``fail``: a run would not start or not end; ``note``: it would, with something worth knowing."""
 
 
 @dataclass(frozen=True, slots=True)

