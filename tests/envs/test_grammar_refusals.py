@@ -20,6 +20,7 @@ from turntree.envs.grammar import (
     speaking,
 )
 from turntree.envs.grammar.base import passage_lines
+from turntree.envs.grammar.planner import DONE
 from turntree.envs.grammar.tag import close_question, given
 from turntree.envs.grammar.words import fill
 from turntree.envs.schemas import example_argument
@@ -109,6 +110,34 @@ def test_a_planner_speaks_one_language_and_lets_hermes_answer_by_text() -> None:
     assert inner == TagGrammar("required", language="zh")
     inner = PlannerGrammar(HermesGrammar(answer="tool", max_calls=2, language="zh")).inner
     assert inner == HermesGrammar(answer="text", max_calls=2)
+
+
+class Own:
+    """Tags by delegation: a grammar that is no kind of this package's."""
+
+    fingerprint = "own"
+    stop = ("</search>",)
+
+    def __init__(self, tags: TagGrammar) -> None:
+        self.tags = tags
+        self.prompt, self.parse, self.write = tags.prompt, tags.parse, tags.write
+        self.results, self.tool_result, self.correction = tags.results, tags.tool_result, tags.correction
+        self.last_turn_notice, self.validity = tags.last_turn_notice, tags.validity
+
+    def with_tools(self, tools: Sequence[ToolSpec]) -> Own:
+        return Own(self.tags.with_tools(tools))
+
+
+def test_a_grammar_of_ones_own_keeps_its_language_and_prompt() -> None:
+    own = Own(TagGrammar())
+    planner = PlannerGrammar(own, "zh")
+    assert planner.inner is own
+    rule = "只收集事实：答案由别人来写，请不要自己写。要停止，请写 <finish></finish>。"
+    told, _, last = planner.prompt("Who?").rpartition("\n\n")
+    assert last == rule
+    assert "<finish> ... </finish>" in told
+    assert told.endswith("Question: Who?")
+    assert planner.parse(planner.write("t", DONE)).action == DONE
 
 
 def test_a_tool_that_is_not_read_back_is_named() -> None:
