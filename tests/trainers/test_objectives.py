@@ -663,6 +663,27 @@ def test_the_summaries_of_ratios(random_groups: Groups, tiny_llama: LlamaForCaus
     assert found["ratio_max_token"] == pytest.approx(float(ratio.max()), rel=1e-4)
 
 
+@pytest.mark.parametrize("level", ["token", "turn", "sequence"])
+def test_clip_fractions_follow_the_clip_of_the_loss(
+    random_groups: Groups, tiny_llama: LlamaForCausalLM, level: str
+) -> None:
+    """At every level, whichever the loss uses: a wider clip binds less, a clip nobody reaches never."""
+    packs = prepared(random_groups(8), tiny_llama, 8, noise=0.5)
+    denominators = Denominators.of(packs)
+
+    def fraction(**options: Any) -> float:
+        objective = PolicyObjective(tiny_llama, **options)
+        return combine_metrics([objective(pack, denominators) for pack in packs])[f"clip_fraction_{level}"]
+
+    tight, wide = fraction(clip_low=0.001, clip_high=0.001), fraction(clip_low=0.2, clip_high=0.2)
+    assert tight > wide
+    assert fraction(clip_low=1.0, clip_high=1e6) == 0
+    mean, product = (
+        fraction(ratio="turn", turn_ratio=how, clip_low=0.2, clip_high=0.2) for how in ("geometric", "product")
+    )
+    assert (product == mean) == (level == "token")
+
+
 def test_without_any_pack_ratios_are_one() -> None:
     names = ("ess", "ratio_mean", "ratio_min", "ratio_max")
     assert combine_metrics([]) == {f"{n}_{level}": 1.0 for n in names for level in ("token", "turn", "sequence")}
