@@ -205,9 +205,9 @@ def _model(args: argparse.Namespace, mode: str) -> Any:
 
 def _checkpointing(args: argparse.Namespace, shape: Shape, rounds: int) -> list[Figure]:
     """CPU time of a packed update by what is computed again, the fastest of rounds in turns; peak memory of each."""
-    models = {how: _model(args, how) for how in CHECKPOINTING}
+    models: dict[str, Any] = {how: _model(args, how) for how in CHECKPOINTING}
     _warm([("packed", model) for model in models.values()])
-    way, best = _prepare(shape, 0)["packed"], dict.fromkeys(CHECKPOINTING, float("inf"))
+    way, best = _prepare(shape, 0)["packed"], dict.fromkeys(models, float("inf"))
     for _ in range(rounds):
         for how, model in models.items():
             model.zero_grad()

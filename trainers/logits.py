@@ -46,8 +46,9 @@ class _Read(torch.autograd.Function):
         return picked, spread
 
     @staticmethod
-    def backward(ctx: Any, picked: Tensor, spread: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
         """d logp(i) / d x(j) = [i = j] - p(j), and d H / d x(j) = -p(j) (log p(j) + H), of scaled logits x."""
+        picked, spread = grad_outputs
         logits, ids, entropies = ctx.saved_tensors
         grad = _log_softmax(logits, ctx.scale)
         if ctx.entropy:

@@ -85,8 +85,8 @@ def test_journals_of_evaluations_cut_at_any_byte(tmp_path: Path) -> None:
     last = whole[:-1].rindex(b"\n") + 1
     for cut in range(last, len(whole)):
         path.write_bytes(whole[:cut])
-        found = read_journal(path, facts)
-        assert list(found) == ["a"]
+        assert list(read_journal(path, facts)) == ["a"]
+    found = read_journal(path, facts)
     again = EvalJournal(path, facts, list(found.values()))
     again.write([(eval_row("c"),)])
     again.close()
