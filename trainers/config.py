@@ -47,6 +47,10 @@ __all__ = [
 ]
 
 
+SELECTIVE_FROM = 256
+"""Hidden size from which ``trainer.activation_checkpointing=auto`` is ``selective``."""
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """The policy network."""

@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from turntree.agents.architecture import text_config
 from turntree.errors import ConfigError
+from turntree.trainers.config import SELECTIVE_FROM
 from turntree.trainers.tree_runs import RUN_ATTENTION
 
 __all__ = ["Recompute", "recompute_activations", "recomputing"]
@@ -24,7 +25,6 @@ them (norms, activation functions, rotations) is computed again. ``full``: a lay
 ``selective`` for a model that supports it, from a hidden size of 256 on; in narrower ones it costs a quarter of the
 time, and their memory is small."""
 
-_WIDE = 256
 
 _PRODUCTS = ("mm", "addmm", "_grouped_mm")
 _ATTENTION = (
@@ -47,7 +47,7 @@ def recompute_activations(model: nn.Module, how: Recompute = "full") -> None:
     if how not in get_args(Recompute):
         raise ConfigError(f"activation checkpointing is one of {list(get_args(Recompute))}, found {how!r}")
     supported = getattr(model, "supports_gradient_checkpointing", False)
-    if how == "none" or (how == "auto" and not (supported and _hidden_size(model) >= _WIDE)):
+    if how == "none" or (how == "auto" and not (supported and _hidden_size(model) >= SELECTIVE_FROM)):
         return
     if not supported:
         raise ConfigError(

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from turntree.errors import TurnTreeError
+from turntree.errors import ConfigError, TurnTreeError
 from turntree.trainers.config import RunConfig
 from turntree.trainers.doctor.check import Check
 
@@ -142,4 +142,4 @@ class _Unasked:
     fingerprint = "unasked"
 
     def search(self, queries: Any, *, k: int) -> Any:
-        raise NotImplementedError
+        raise ConfigError("the configuration is checked without a search; the line `retriever` makes one")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from turntree.trainers.config import RunConfig
+from turntree.trainers.config import SELECTIVE_FROM, RunConfig
 from turntree.trainers.planning.models import ModelShape
 from turntree.trainers.planning.tokens import StepTokens
 
@@ -21,10 +21,6 @@ ACTIVATIONS, VLLM = "activations and logits", "vLLM (gpu_memory_utilization)"
 
 _HEAD_PIECE = 4096
 """Positions of a vocabulary projection at a time (``turntree.trainers.forward``)."""
-
-
-_WIDE = 256
-"""Hidden size from which ``trainer.activation_checkpointing=auto`` is ``selective`` (``recompute_activations``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +95,7 @@ def trainer_items(config: RunConfig, shape: ModelShape, tokens: StepTokens, *, r
         items.append(Item("moments", weights * 2 * size))
     recompute = config.trainer.activation_checkpointing
     if recompute == "auto":
-        recompute = "selective" if shape.hidden >= _WIDE else "none"
+        recompute = "selective" if shape.hidden >= SELECTIVE_FROM else "none"
     backward = activation_bytes(shape, pack, size, recompute=recompute, gpu=gpu)
     scaled, entropy = config.sampling.temperature != 1.0, config.algorithm.entropy_coef != 0.0
     backward += logit_bytes(shape, targets, size, scaled=scaled, entropy=entropy)
