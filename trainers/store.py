@@ -21,6 +21,7 @@ import zstandard
 from turntree.envs.task import FrozenDict, Question, thaw
 from turntree.errors import ConfigError, DataError
 from turntree.trainers.atomic import atomic_file, sync_folder, write_json, written
+from turntree.trainers.lines import LongLineError, zstd_lines
 from turntree.trainers.tree import Group, Node, Tree
 
 __all__ = [
@@ -51,7 +52,6 @@ token), ``advantage`` (of rules that credit tokens, the mean over the node's lea
 NodePath: TypeAlias = tuple[int, ...]
 
 _FILE = re.compile(r"step-(\d{8,})\.jsonl\.zst")
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,17 +376,15 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
     A stream that ends before its frame does would pass as a shorter file: checked here.
     """
-    decoder = zstandard.ZstdDecompressor().decompressobj()
-    rest = b""
     try:
-        with path.open("rb") as handle:
-            while chunk := handle.read(_CHUNK):
-                *lines, rest = (rest + decoder.decompress(chunk)).split(b"\n")
-                yield from lines
-    except zstandard.ZstdError as error:
+        for line in zstd_lines(path):
+            if not line.endswith(b"\n"):
+                raise EOFError
+            yield line[:-1]
+    except EOFError as error:
+        raise DataError(f"{path} is truncated: its end is missing; delete it, the other steps stay readable") from error
+    except (zstandard.ZstdError, LongLineError) as error:
         raise DataError(f"{path} is corrupt ({error}); delete it, the other steps stay readable") from error
-    if not decoder.eof or rest:
-        raise DataError(f"{path} is truncated: its end is missing; delete it, the other steps stay readable")
 
 
 def _decode_tree(row: Mapping[str, Any], path: Path) -> StoredTree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -13,11 +14,9 @@ import zstandard
 
 from turntree.errors import DataError
 from turntree.trainers.atomic import atomic_file
+from turntree.trainers.lines import LongLineError, file_lines
 
 __all__ = ["json_line", "read_lines", "write_lines"]
-
-_ZSTD = b"\x28\xb5\x2f\xfd"
-_GZIP = b"\x1f\x8b"
 
 
 def json_line(row: Any) -> bytes:
@@ -56,43 +55,11 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> int:
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Line numbers from 1 and lines that are not blank, decompressed by content.
 
-    Raises :class:`DataError` for a file that is missing, cut off or corrupt.
+    Raises :class:`DataError` for a file that is missing, cut off, corrupt, or holds a line of more than ``MAX_LINE``.
     """
     try:
-        with path.open("rb") as raw:
-            magic = raw.read(4)
-        if magic == _ZSTD:
-            yield from _zstd_lines(path)
-            return
-        with gzip.open(path, "rb") if magic[:2] == _GZIP else path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield number, line
-    except (OSError, EOFError, zstandard.ZstdError) as error:
-        raise DataError(f"{path}: expected a complete file of JSON lines, found {error}; fetch it again") from error
-
-
-def _zstd_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    rest, number = b"", 0
-    for text in _decompressed(path):
-        *lines, rest = (rest + text).split(b"\n")
-        for line in lines:
-            number += 1
+        for number, line in enumerate(file_lines(path), start=1):
             if line.strip():
                 yield number, line
-    if rest.strip():
-        yield number + 1, rest
-
-
-def _decompressed(path: Path) -> Iterator[bytes]:
-    """The content of one frame after the other: such files may be strung together, as ``cat`` does."""
-    decoder = zstandard.ZstdDecompressor().decompressobj()
-    with path.open("rb") as handle:
-        while chunk := handle.read(1 << 20):
-            while chunk:
-                if decoder.eof:
-                    decoder = zstandard.ZstdDecompressor().decompressobj()
-                yield decoder.decompress(chunk)
-                chunk = decoder.unused_data
-    if not decoder.eof:
-        raise DataError(f"{path}: expected a complete file of JSON lines, found a truncated one; fetch it again")
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError, LongLineError) as error:
+        raise DataError(f"{path}: expected a complete file of JSON lines, found {error}; fetch it again") from error
