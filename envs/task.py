@@ -102,6 +102,10 @@ class Question:
     golden_answers: tuple[str, ...]
     metadata: FrozenDict = field(default_factory=FrozenDict)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Question:
+        """Itself: Gymnasium copies the arguments that an environment is made of, thousands of questions among them."""
+        return self
+
     def to_json(self) -> dict[str, Any]:
         """FlashRAG's row: ``id, question, golden_answers, metadata``."""
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 __all__ = ["Passage", "SearchBackend"]
 
@@ -20,6 +20,10 @@ class Passage:
     title: str
     text: str
     score: float | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Passage:
+        """Itself: Gymnasium copies the arguments that an environment is made of, a corpus among them."""
+        return self
 
 
 @runtime_checkable

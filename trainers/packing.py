@@ -314,10 +314,15 @@ class _Table:
 
     def tensors(self) -> TensorDict:
         ints = ("ids", "position", "subtree_end", "predecessor", "turn_id", "version")
-        columns = {name: torch.tensor(getattr(self, name), dtype=torch.int64) for name in ints}
-        columns["loss_mask"] = torch.tensor(self.loss_mask, dtype=torch.bool)
-        columns["sampler_logp"] = torch.tensor(self.sampler_logp, dtype=torch.float32)
+        columns = {name: _ints(getattr(self, name)) for name in ints}
+        columns["loss_mask"] = torch.from_numpy(np.array(self.loss_mask, dtype=np.bool_))
+        columns["sampler_logp"] = torch.from_numpy(np.array(self.sampler_logp, dtype=np.float32))
         return TensorDict(columns, batch_size=[len(self.ids)])
+
+
+def _ints(values: Sequence[int]) -> torch.Tensor:
+    """As int64. By way of numpy, which reads a list in a third of the time that torch takes."""
+    return torch.from_numpy(np.array(values, dtype=np.int64))
 
 
 def _check_lengths(node: Node, name: str) -> None:
@@ -352,8 +357,8 @@ def _build(parts: Sequence[_Part], omega: Callable[[Node, _Leaf], float]) -> Pac
             segments += 1
         rows.append((leaf.group, leaf.index, leaf.tree, spans[-1].last, last))
     ints = {"token": token, "leaf": leaf_of, "turn": turn, "turn_index": turn_index}
-    columns = {name: torch.tensor(values, dtype=torch.int64) for name, values in ints.items()}
-    columns["weight"] = torch.tensor(weight, dtype=torch.float32)
+    columns = {name: _ints(values) for name, values in ints.items()}
+    columns["weight"] = torch.from_numpy(np.array(weight, dtype=np.float32))
     columns["advantage"] = torch.zeros(len(token))
     columns["ret"] = torch.zeros(len(token))
     row_columns = torch.tensor(rows, dtype=torch.int64).reshape(len(rows), len(_ROW)).unbind(1)

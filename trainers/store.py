@@ -6,16 +6,18 @@ One file a step, ``step-00000012.jsonl.zst``: zstandard-compressed JSON lines, o
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
+import orjson
 import zstandard
 
 from turntree.envs.task import FrozenDict, Question, thaw
@@ -246,13 +248,13 @@ def _span(steps: list[int]) -> str:
 # Encoding -------------------------------------------------------------------------------------------------------------
 
 
-def _write_lines(handle: BinaryIO, lines: Iterable[str], max_bytes: int) -> tuple[int, int]:
+def _write_lines(handle: BinaryIO, lines: Iterable[bytes], max_bytes: int) -> tuple[int, int]:
     """Compress lines until the file would pass about ``max_bytes``; returns the lines written and the size."""
     # Most bytes are digits of log-probs: level 6 takes five times as long to make them 2 % fewer.
     compressor = zstandard.ZstdCompressor(level=1, write_checksum=True)
     stored = raw = 0
     with compressor.stream_writer(handle, closefd=False) as writer:
-        for line in map(_utf8, lines):
+        for line in lines:
             # The lines so far tell how well these compress; the first is always kept.
             if stored and raw + len(line) > max_bytes:
                 writer.flush(zstandard.FLUSH_BLOCK)  # only now has the size to be known while writing
@@ -263,30 +265,38 @@ def _write_lines(handle: BinaryIO, lines: Iterable[str], max_bytes: int) -> tupl
     return stored, handle.tell()
 
 
-def _utf8(line: str) -> bytes:
+def _encode_tree(step: int, tree: Tree, by_node: Mapping[Node, Mapping[Node, float]], tokens: TokenColumns) -> bytes:
     try:
-        return f"{line}\n".encode()
-    except UnicodeEncodeError:  # a lone surrogate: JSON can escape it, UTF-8 cannot hold it
-        return (json.dumps(json.loads(line)) + "\n").encode()
+        return orjson.dumps(
+            _row(step, tree, by_node, tokens, _fragment), default=_foreign, option=orjson.OPT_APPEND_NEWLINE
+        )
+    except TypeError:  # a lone surrogate: JSON can escape it, UTF-8 cannot hold it
+        row = _row(step, tree, by_node, tokens, _finite)
+        return (json.dumps(row, allow_nan=False, separators=(",", ":"), default=_foreign) + "\n").encode()
 
 
-def _encode_tree(step: int, tree: Tree, by_node: Mapping[Node, Mapping[Node, float]], tokens: TokenColumns) -> str:
-    row = {
+def _row(
+    step: int,
+    tree: Tree,
+    by_node: Mapping[Node, Mapping[Node, float]],
+    tokens: TokenColumns,
+    foreign: Callable[[Any], Any],
+) -> dict[str, Any]:
+    """A tree as JSON. ``foreign`` makes JSON of what environments and datasets put in: anything may be in there."""
+    return {
         "schema": SCHEMA,
         "step": step,
         "uid": tree.prompt_uid,
         "tree": tree.index,
         "rounds": tree.rounds,
-        "task": None if tree.task is None else tree.task.to_json(),
-        "nodes": [_encode_node(node, by_node.get(node, {}), tokens) for node in tree.nodes()],
+        "task": None if tree.task is None else foreign(tree.task.to_json()),
+        "nodes": [_encode_node(node, by_node.get(node, {}), tokens, foreign) for node in tree.nodes()],
     }
-    try:
-        return json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_foreign)
-    except ValueError:  # non-finite numbers inside info or the task: JSON has no word for them
-        return json.dumps(_finite(row), ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_foreign)
 
 
-def _encode_node(node: Node, per_leaf: Mapping[Node, float], tokens: TokenColumns) -> dict[str, Any]:
+def _encode_node(
+    node: Node, per_leaf: Mapping[Node, float], tokens: TokenColumns, foreign: Callable[[Any], Any]
+) -> dict[str, Any]:
     columns = {name: _numbers(column[node]) for name, column in tokens.items() if node in column}
     return {
         "path": node.path,
@@ -309,7 +319,7 @@ def _encode_node(node: Node, per_leaf: Mapping[Node, float], tokens: TokenColumn
         "entropies": _numbers(node.entropies),
         "advantage": _number(math.fsum(per_leaf.values()) / len(per_leaf)) if per_leaf else None,
         "advantages": [[leaf.path, _number(value)] for leaf, value in per_leaf.items()],
-        "info": thaw(node.info),
+        "info": foreign(thaw(node.info)),
         # Only where there are some: lines without them stay what they were.
         **({"tokens": columns} if columns else {}),
     }
@@ -327,6 +337,15 @@ def _numbers(values: Iterable[float]) -> Sequence[float | str | None]:
     numbers = list(map(float, values))
     # Nearly all are finite, and so is then their sum.
     return numbers if math.isfinite(sum(numbers)) else [_number(x) for x in numbers]
+
+
+def _fragment(value: Any) -> orjson.Fragment:
+    """Encoded by ``json``, which refuses numbers that are not finite where ``orjson`` would write ``null``."""
+    dump = functools.partial(json.dumps, allow_nan=False, separators=(",", ":"), default=_foreign)
+    try:
+        return orjson.Fragment(dump(value, ensure_ascii=False).encode())
+    except ValueError:  # such a number, or a lone surrogate
+        return orjson.Fragment(dump(_finite(value)).encode())
 
 
 def _finite(value: Any) -> Any:
@@ -357,7 +376,7 @@ def read_trees(path: Path) -> Iterator[StoredTree]:
 
 def encode_line(stored: StoredTree) -> bytes:
     """A tree as its line of the store, line end included; the same bytes that the store holds."""
-    return _utf8(_encode_tree(stored.step, stored.tree, _by_node(stored.advantages), stored.tokens))
+    return _encode_tree(stored.step, stored.tree, _by_node(stored.advantages), stored.tokens)
 
 
 def decode_line(line: bytes, path: Path, *, number: int) -> StoredTree:
