@@ -47,6 +47,7 @@ KINDS: dict[str, str] = {
 _FORMAT = 1
 _MANIFEST, _REQUEST = "manifest.json", "building.json"
 _CORPUS, _FILES = "corpus", "index"
+_OWN = "turntree"
 
 
 class IndexKind(Protocol):
@@ -234,7 +235,7 @@ def build_index(
             self_test(found.open(store, files, manifest), store)  # an index that fails never gets a manifest
             write_json(folder / _MANIFEST, manifest)
         (folder / _REQUEST).unlink(missing_ok=True)
-    return open_index(folder)
+    return open_index(folder, kind=kind)
 
 
 def _make_room(folder: Path, request: Mapping[str, Any], *, replace: bool) -> None:
@@ -351,14 +352,16 @@ def open_store(folder: str | Path) -> CorpusStore:
     return store
 
 
-def open_index(folder: str | Path, **options: Any) -> SearchBackend:
+def open_index(folder: str | Path, *, kind: str = "", **options: Any) -> SearchBackend:
     """Open an index folder for searching; options are those of its kind.
 
-    The corpus store's fingerprint and the sizes of all files are compared with the manifest first. Raises
-    :class:`SearchIndexError` naming what was expected and found.
+    The corpus store's fingerprint and the sizes of all files are compared with the manifest first. ``kind``: the import
+    path of a kind of one's own; an index does not choose which module is imported. Raises :class:`SearchIndexError`
+    naming what was expected and found.
     """
     path = Path(folder)
     manifest = read_manifest(path)
+    _expect_kind(path, manifest["kind"], kind)
     store = open_store(path)
     for name, size in manifest["files"].items():
         file = path / _FILES / name
@@ -366,14 +369,25 @@ def open_index(folder: str | Path, **options: Any) -> SearchBackend:
         if found != size:
             what = "no file" if found is None else f"{found} bytes"
             raise SearchIndexError(f"{file}: expected {size} bytes, found {what}; build the index again")
-    kind = find_kind(manifest["kind"])
     try:
-        return kind.open(store, path / _FILES, manifest, **options)
+        return find_kind(manifest["kind"]).open(store, path / _FILES, manifest, **options)
     except KeyError as error:
         raise SearchIndexError(
             f"{path / _MANIFEST}: expected the manifest of a {manifest['kind']} index, found it without {error}; build "
             "the index again"
         ) from error
+
+
+def _expect_kind(folder: Path, found: str, given: str) -> None:
+    """A folder that came from elsewhere must not start code: not even by the import of a module that lies in it."""
+    if given and given != found:
+        raise SearchIndexError(f"{folder}: expected an index of the kind {given!r}, found {found!r}; leave kind out")
+    if not given and found not in KINDS and not found.startswith(f"{_OWN}."):
+        raise SearchIndexError(
+            f"{folder / _MANIFEST}: expected a kind of {sorted(KINDS)}, found {found!r:.100}, whose module would be "
+            f"imported; where you know it, say so: kind={found:.100} among the options of opening (--set, --arg, "
+            "search.args.kind)"
+        )
 
 
 def _expect_corpus(folder: Path, store: CorpusStore) -> None:

@@ -21,6 +21,7 @@ from turntree.errors import CheckpointError, ConfigError, DataError, RetrievalEr
 from turntree.search_backend.client import RemoteBackend
 from turntree.search_backend.families import read_layout
 from turntree.search_backend.files import map_array
+from turntree.search_backend.index import build_index, open_index
 from turntree.trainers.compose import read_config
 from turntree.trainers.run_folder import RunFolder
 
@@ -120,6 +121,24 @@ def test_pickles_in_the_place_of_arrays_and_weights(tmp_path: Path, mark: Path) 
     with pytest.raises(CheckpointError, match="no safetensors"):
         load_weights(path, model)
     assert not mark.exists()
+
+
+def test_an_index_imports_no_module(tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kind may be code of the user's own; whose path it is must not be up to the folder."""
+    (tmp_path / "corpus.jsonl").write_text('{"id": "1", "contents": "title\\ntext"}\n')
+    build_index(tmp_path / "corpus.jsonl", tmp_path / "sent", kind="bm25")
+    manifest = json.loads((tmp_path / "sent" / "manifest.json").read_text())
+    (tmp_path / "sent" / "manifest.json").write_text(json.dumps(manifest | {"kind": "sent.evil:KIND"}))
+    code = "import pathlib\nfrom turntree.search_backend.lexical import KIND\n"
+    (tmp_path / "sent" / "evil.py").write_text(f"{code}pathlib.Path({str(mark)!r}).touch()\n")
+    monkeypatch.syspath_prepend(tmp_path)  # python -m, notebooks and PYTHONPATH=. look where one is
+    with pytest.raises(SearchIndexError, match="would be imported"):
+        open_index(tmp_path / "sent")
+    with pytest.raises(SearchIndexError, match="expected an index of the kind 'bm25'"):
+        open_index(tmp_path / "sent", kind="bm25")
+    assert not mark.exists()
+    assert open_index(tmp_path / "sent", kind="sent.evil:KIND").search(["text"], k=1)
+    assert mark.exists()  # whoever names it trusts it
 
 
 def test_tags_of_yaml_make_nothing(tmp_path: Path, mark: Path) -> None:
