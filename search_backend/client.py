@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +12,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from turntree.errors import ConfigError, RetrievalError
-from turntree.http import check_address, check_number, said
+from turntree.http import check_address, check_number, said, secret_from
 from turntree.search_backend.bm25 import check_request
 from turntree.search_backend.dialects import DIALECTS, ShapeError, read_answer
 from turntree.search_backend.passage import Passage
 from turntree.search_backend.transport import Answer, Limits, Refusal, Sender, Unreadable
 
-__all__ = ["FINGERPRINT_HEADER", "RemoteBackend", "RemoteSettings", "check_queries", "json_value", "secret_from"]
+__all__ = ["FINGERPRINT_HEADER", "RemoteBackend", "RemoteSettings", "check_queries", "json_value"]
 
 FINGERPRINT_HEADER = "turntree-fingerprint"
 """Header of every answer of turntree's server: the fingerprint of the index that gave it."""
@@ -191,14 +190,6 @@ def _rebuilt(settings: RemoteSettings, fingerprint: str) -> RemoteBackend:
         "max_queries": settings.max_queries,
     }
     return RemoteBackend(settings.url, fingerprint=fingerprint, **own, **asdict(settings.limits))
-
-
-def secret_from(variable: str, *, what: str) -> str:
-    """The value of an environment variable, '' where none is named. Raises ``ConfigError`` when it is not set."""
-    value = os.environ.get(variable, "") if variable else ""
-    if variable and not value:
-        raise ConfigError(f"the environment variable {variable} is not set; expected {what} in it")
-    return value
 
 
 def json_value(content: bytes) -> Any:

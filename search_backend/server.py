@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from turntree import __version__
 from turntree.errors import ConfigError, MissingExtraError
-from turntree.http import check_number, check_seconds
-from turntree.search_backend.client import FINGERPRINT_HEADER, secret_from
+from turntree.http import check_number, check_seconds, secret_from
+from turntree.search_backend.client import FINGERPRINT_HEADER
 from turntree.search_backend.passage import SearchBackend
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from turntree import __version__
 from turntree.errors import ConfigError
-from turntree.http import check_address
-from turntree.search_backend.client import check_queries, json_value, secret_from
+from turntree.http import check_address, secret_from
+from turntree.search_backend.client import check_queries, json_value
 from turntree.search_backend.passage import Passage
 from turntree.search_backend.transport import Answer, Limits, Sender, Unreadable
 

@@ -16,8 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from turntree.agents.engines.endpoint import Endpoint, Usage
+from turntree.agents.engines.transport import Transport
 from turntree.commands import run_doctor
-from turntree.errors import CheckpointError, ConfigError, DataError, RetrievalError, SearchIndexError, TurnTreeError
+from turntree.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    EngineError,
+    RetrievalError,
+    SearchIndexError,
+    TurnTreeError,
+)
 from turntree.search_backend.client import RemoteBackend
 from turntree.search_backend.families import read_layout
 from turntree.search_backend.files import map_array
@@ -186,6 +196,39 @@ def test_the_doctor_shows_no_key(
     assert scripted_server.requests
     assert any(secret in request["headers"].get("authorization", "") for request in scripted_server.requests)
     assert secret not in shown.out + shown.err
+
+
+def test_a_secret_from_a_file_is_quoted_by_no_refusal(scripted_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mounted secrets end with a line end; the HTTP library refuses such a header with a message that quotes it."""
+    secret = "sk-very-secret-0123456789"
+    scripted_server.always = (403, {}, b"{}")
+    root = scripted_server.url.removesuffix("/retrieve")
+
+    def ask() -> tuple[TurnTreeError, ...]:
+        with pytest.raises((ConfigError, RetrievalError)) as retriever:
+            RemoteBackend(scripted_server.url, token_env="MY_SECRET", retries=0).search(["q"], k=1)
+        endpoint = Endpoint(f"{root}/v1", "m", api_key_env="MY_SECRET", retries=0)
+        with pytest.raises((ConfigError, EngineError)) as engine:
+            Transport(endpoint).post("chat/completions", {}, read=lambda d, u: d, tokens=1, guess=lambda d: Usage())
+        return retriever.value, engine.value
+
+    for value in (f"{secret}\n", f" {secret}\r\n"):
+        monkeypatch.setenv("MY_SECRET", value)
+        assert all("403" in str(error) and secret not in str(error) for error in ask())
+        assert scripted_server.requests[-1]["headers"]["authorization"] == f"Bearer {secret}"
+    for value in (f"{secret}\nX-Other: 1", f"{secret}ü", f"{secret}\x7f"):
+        monkeypatch.setenv("MY_SECRET", value)
+        assert all("MY_SECRET holds" in str(error) and secret not in str(error) for error in ask())
+
+
+def test_an_answer_that_is_packed_wrongly_is_a_failure(scripted_server: Any) -> None:
+    """An exception of the HTTP library would end the run, and not one leaf."""
+    scripted_server.always = (200, {"Content-Encoding": "gzip"}, b"this is no gzip")
+    endpoint = Endpoint(f"{scripted_server.url.removesuffix('/retrieve')}/v1", "m", retries=1, backoff_s=0)
+    with pytest.raises(EngineError, match="failed after 2 tries"):
+        Transport(endpoint).post("chat/completions", {}, read=lambda d, u: d, tokens=1, guess=lambda d: Usage())
+    with RemoteBackend(scripted_server.url, retries=0) as backend, pytest.raises(RetrievalError, match="1 try"):
+        backend.search(["q"], k=1)
 
 
 @pytest.mark.parametrize("place", ["file:///etc/passwd", "http://169.254.169.254/latest", "//127.0.0.1:9/retrieve"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import os
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from turntree.errors import ConfigError, CostLimitError
+from turntree.http import secret_from
 
 __all__ = ["SAMPLING_KEYS", "Endpoint", "Meter", "RateLimiter", "Usage", "check_sampling"]
 
@@ -95,15 +95,8 @@ class Endpoint:
         check_sampling(self.sampling, what="openai.sampling", taken=MEASURED)
 
     def api_key(self) -> str:
-        """The key, read now; '' without one. Raises ``ConfigError`` naming the variable when it is not set."""
-        if not self.api_key_env:
-            return ""
-        key = os.environ.get(self.api_key_env, "")
-        if not key:
-            raise ConfigError(
-                f"the environment variable {self.api_key_env} is not set; expected the API key of {self.base_url} in it"
-            )
-        return key
+        """The key, read now; '' without one. Raises ``ConfigError`` naming the variable, as :func:`secret_from`."""
+        return secret_from(self.api_key_env, what=f"the API key of {self.base_url}")
 
 
 def _check_url(url: str) -> None:

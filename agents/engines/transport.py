@@ -146,7 +146,7 @@ class Transport:
             raise _Again(str(error)) from None
         except httpx2.TimeoutException:
             raise _Again(f"no answer within timeout_s={self.endpoint.timeout_s:g}") from None
-        except httpx2.TransportError as error:
+        except (httpx2.TransportError, httpx2.DecodingError) as error:
             raise _Again(f"{type(error).__name__}: {error}") from None
         if response.status_code != 200:
             self._refuse(path, response, content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import json
 import math
+import os
 import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ __all__ = [
     "retry_after",
     "retry_wait",
     "said",
+    "secret_from",
 ]
 
 MAX_BYTES = 64 * 2**20
@@ -96,6 +98,23 @@ def check_address(url: str, *, what: str, example: str) -> None:
             f"{what} holds a user, a query or a fragment, which would be stored with the run; give the plain address, "
             "and a key by the name of its environment variable"
         )
+
+
+def secret_from(variable: str, *, what: str) -> str:
+    """The value of an environment variable, '' where none is named.
+
+    White space around it goes: files that secrets are mounted as end with a line end, which no header may hold, and
+    whose refusal would quote the secret. Raises ``ConfigError`` where it is not set, or holds what no header can.
+    """
+    value = os.environ.get(variable, "").strip() if variable else ""
+    if variable and not value:
+        raise ConfigError(f"the environment variable {variable} is not set; expected {what} in it")
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigError(
+            f"the environment variable {variable} holds characters that no header can; expected {what} in it, in ASCII "
+            "on one line"
+        )
+    return value
 
 
 def check_seconds(name: str, value: float) -> None:

@@ -27,8 +27,8 @@ def server_kind(config: RunConfig, *, timeout_s: float = 1.5) -> ServerKind:
 
     if not config.engine.base_url:
         return ""
-    key = os.environ.get(config.openai.api_key_env, "") if config.openai.api_key_env else ""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    key = os.environ.get(config.openai.api_key_env, "").strip() if config.openai.api_key_env else ""
+    headers = {"Authorization": f"Bearer {key}"} if key.isascii() and key.isprintable() and key else {}
     try:
         with httpx2.Client(timeout=timeout_s, trust_env=False, headers=headers) as client:
             answer = client.get(f"{config.engine.base_url.rstrip('/')}/models")
