@@ -71,9 +71,10 @@ def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoin
 
 
 def _worth_keeping(args: tuple[Any, ...]) -> bool:
-    """Of ``mm(a, b)`` or ``addmm(bias, a, b)``: whether the inner dimension is long beside that of the result."""
-    tensors = [x for x in args if isinstance(x, torch.Tensor)]
-    return bool(tensors[-1].shape[-2] * _LONG >= tensors[-1].shape[-1])
+    """Of ``mm(a, b)``, ``addmm(bias, a, b)`` or ``_grouped_mm(a, b, ends)``: whether the inner dimension is long beside
+    that of the result."""
+    matrices = [x for x in args if isinstance(x, torch.Tensor) and x.ndim >= 2]  # a bias and ends of groups are none
+    return bool(matrices[-1].shape[-2] * _LONG >= matrices[-1].shape[-1])
 
 
 @functools.cache

@@ -92,6 +92,12 @@ def test_second_products_of_adapters_are_not_kept() -> None:
     assert recompute._policy(None, RUN_ATTENTION, x, x, x, [], 1.0) == keep
 
 
+def test_products_of_experts_are_judged_by_their_matrices() -> None:
+    grouped, x, ends = torch.ops.aten._grouped_mm.default, torch.zeros(6, 64), torch.tensor([3, 6])
+    assert recompute._policy(None, grouped, x, torch.zeros(2, 64, 256), ends) == CheckpointPolicy.MUST_SAVE
+    assert recompute._policy(None, grouped, x[:, :4], torch.zeros(2, 4, 256), ends) != CheckpointPolicy.MUST_SAVE
+
+
 def test_what_is_kept_is_what_the_plan_of_memory_counts(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = ModelShape("llama", 512, 64, 3, 4, 2, 16, 128, True)
     options = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
