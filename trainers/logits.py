@@ -15,8 +15,8 @@ def read_logits(logits: Tensor, ids: Tensor, *, scale: float = 1.0, entropy: boo
 
     Without ``entropy`` the second is empty. Both are float32 at least. What autograd would keep and make by itself
     (scaled logits, log-probs, three gradients) is up to five tensors of the logits' size at the step's worst moment;
-    here the logits are kept as they are, and their gradient is the one tensor that is made. Logits of minus infinity
-    have no probability and add nothing to the entropy.
+    here the logits are kept as they are, and their gradient is the one tensor that is made (one more where entropies
+    have a gradient). Logits of minus infinity have no probability and add nothing to the entropy.
     """
     return cast("tuple[Tensor, Tensor]", cast("Any", _Read).apply(logits, ids, scale, entropy))
 
@@ -41,17 +41,19 @@ class _Read(torch.autograd.Function):
         logp = _log_softmax(logits, scale)
         picked = logp.gather(1, ids[:, None])[:, 0]
         spread = -(logp.exp() * _finite(logp)).sum(-1) if entropy else picked.new_zeros(0)
-        ctx.scale, ctx.entropy = scale, entropy
+        ctx.scale = scale
         ctx.save_for_backward(logits, ids, spread)
+        ctx.set_materialize_grads(False)  # None, rather than zeros, of entropies that are reported alone
         return picked, spread
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor, None, None, None]:
         """d logp(i) / d x(j) = [i = j] - p(j), and d H / d x(j) = -p(j) (log p(j) + H), of scaled logits x."""
         picked, spread = grad_outputs
         logits, ids, entropies = ctx.saved_tensors
         grad = _log_softmax(logits, ctx.scale)
-        if ctx.entropy:
+        picked = grad.new_zeros(len(ids)) if picked is None else picked
+        if spread is not None and len(spread):
             slope = (_finite(grad) + entropies[:, None]).mul_(spread[:, None])
             grad.exp_().mul_(slope.add_(picked[:, None])).neg_()
         else:

@@ -52,6 +52,24 @@ def test_half_precision_reads_in_float32() -> None:
     assert logp.dtype is torch.float32
 
 
+def test_entropies_that_are_reported_alone_cost_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    (wanted,) = torch.autograd.grad(read_logits(logits, torch.arange(4))[0].sum(), logits)
+    logp, entropy = read_logits(logits, torch.arange(4), entropy=True)
+    assert entropy.isfinite().all()
+    monkeypatch.setattr("turntree.trainers.logits._finite", None)  # only what entropies need calls it
+    assert torch.equal(torch.autograd.grad(logp.sum(), logits)[0], wanted)
+
+
+def test_gradients_of_entropies_alone_are_those_of_autograd() -> None:
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    _, entropy = read_logits(logits, torch.arange(4), scale=0.5, entropy=True)
+    ours, theirs = (
+        torch.autograd.grad(h.sum(), logits)[0] for h in (entropy, by_autograd(logits, torch.arange(4), 0.5)[1])
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_the_backward_pass_keeps_the_logits_alone() -> None:
     kept: dict[int, int] = {}
 
