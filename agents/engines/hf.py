@@ -292,7 +292,15 @@ def _embedding(model: Any) -> torch.Tensor:
 
 
 def _check_model(model: Any) -> None:
-    """Refuse models whose attention is more than causal attention over earlier tokens, all or a window of them."""
+    """Refuse models whose attention is more than causal attention over earlier tokens, all or a window of them.
+
+    And those with attention of their own (GPT-J, Falcon, MPT): it would add the mask of booleans to its scores.
+    """
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ConfigError(
+            f"{type(model).__name__} does not take attention functions from transformers' AttentionInterface, which "
+            "the hf engine needs; use the vllm engine for it"
+        )
     if problem := attention_problem(model):
         raise ConfigError(
             f"expected full attention or a sliding window in every layer, found {type(model).__name__} with {problem}; "

@@ -431,6 +431,16 @@ def test_attention_that_is_more_than_causal_is_refused() -> None:
         HFEngine(make(config), ByteTokenizer())
 
 
+def test_attention_that_takes_no_function_is_refused() -> None:
+    """GPT-J's own attention adds the mask to its scores, which with one of booleans gave wrong log-probs."""
+    import transformers as tf
+
+    make: Any = tf.GPTJForCausalLM
+    config = tf.GPTJConfig(vocab_size=300, n_embd=32, n_layer=1, n_head=4, rotary_dim=8)
+    with pytest.raises(ConfigError, match=r"GPTJForCausalLM does not take attention functions.*; use the vllm engine"):
+        HFEngine(make(config), ByteTokenizer())
+
+
 def test_rotations_that_depend_on_the_length_bound_the_context() -> None:
     import transformers as tf
 
