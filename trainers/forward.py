@@ -150,9 +150,9 @@ def row_logprobs(model: nn.Module, pack: Pack, *, temperature: float = 1.0) -> l
     for path in row_tokens(pack):
         ids = column(pack, "tokens", "ids")[path].to(device)
         mask = column(pack, "tokens", "loss_mask")[path][1:].to(device)
-        logits = widen(cast("Any", model)(input_ids=ids[None], use_cache=False).logits[0, :-1]) * scale
-        logp = torch.log_softmax(logits, dim=-1).gather(1, ids[1:, None])[:, 0]
-        out.append(logp[mask])
+        # Of the sampled tokens alone: in float32 all logits of a long trajectory would be some gigabytes.
+        logits = widen(cast("Any", model)(input_ids=ids[None], use_cache=False).logits[0, :-1][mask]) * scale
+        out.append(torch.log_softmax(logits, dim=-1).gather(1, ids[1:][mask][:, None])[:, 0])
     return out
 
 

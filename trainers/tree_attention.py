@@ -283,6 +283,7 @@ def _attention_forward(
     """transformers' attention signature: [1, H, N, D] in, [1, N, H, D] out."""
     scores = _Scores(kwargs.get("scaling"), kwargs.get("softcap"))
     if tree_plan is None:
+        _check_mask(type(module).__name__, query, attention_mask)
         if scores.softcap is None:
             return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         _check_options(type(module).__name__, kwargs)
@@ -317,6 +318,15 @@ def _run_blocks(
         else:
             outputs.append(_attend(*arguments))
     return F.embedding(cover.order, torch.cat(outputs)).view(1, q.shape[0], q.shape[1], -1)
+
+
+def _check_mask(name: str, query: Tensor, mask: Tensor | None) -> None:
+    """A mask of one number for many tokens is that of a packed pass, whose plan has got lost on its way here."""
+    if query.shape[2] > 1 and mask is not None and mask.numel() == 1:
+        raise ConfigError(
+            f"{name} is not given the keyword arguments of the model's forward pass, one of which is the plan of the "
+            "pack; packed training needs a model that hands them on"
+        )
 
 
 def _check_call(plan: AttentionPlan, name: str, query: Tensor, options: dict[str, Any]) -> None:

@@ -22,6 +22,10 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -121,6 +125,7 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
         Gemma2Config(**HEADS, **WINDOW, attn_logit_softcapping=0.5, final_logit_softcapping=1.0),
     ),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**HEADS, **WINDOW)),
+    "mixture of experts": (MixtralForCausalLM, MixtralConfig(**SMALL, num_local_experts=3, sliding_window=None)),
 }
 ROTATIONS: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 4.0},
@@ -265,6 +270,30 @@ def test_the_check_of_the_first_batch_passes_and_catches(
     monkeypatch.setattr(forward, "plan_attention", causal)
     with pytest.raises(ConfigError, match="differ from one row per trajectory"):
         check_packed(tiny_llama, pack)
+
+
+def test_the_check_widens_the_logits_of_sampled_tokens_alone(
+    random_groups: Groups, tiny_llama: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (pack,) = pack_groups(random_groups(2), max_pack_tokens=10_000)
+    seen: list[int] = []
+
+    def watched(logits: Tensor) -> Tensor:
+        seen.append(len(logits))
+        return logits.float()
+
+    monkeypatch.setattr(forward, "widen", watched)
+    rows = row_logprobs(tiny_llama, pack)
+    assert seen == [len(row) for row in rows]
+    assert sum(seen) == len(table(pack, "occurrences"))
+
+
+def test_a_model_that_does_not_hand_the_plan_on_is_refused(random_groups: Groups) -> None:
+    """Without the plan every token would see every other one."""
+    (pack,) = pack_groups(random_groups(2), max_pack_tokens=10_000)
+    model = made(NemotronForCausalLM, NemotronConfig(**SMALL))
+    with pytest.raises(ConfigError, match=r"Nemotron.* is not given the keyword arguments.* needs a model"):
+        packed_logprobs(model, pack)
 
 
 def test_models_that_change_their_logits_are_refused(random_groups: Groups, tiny_llama: LlamaForCausalLM) -> None:
