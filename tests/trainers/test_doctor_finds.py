@@ -111,9 +111,32 @@ def only_pickles(model: Path) -> None:
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
 
 
+def odd_options(model: Path) -> None:
+    options = json.loads((model / "config.json").read_text())
+    del options["max_position_embeddings"]
+    (model / "config.json").write_text(json.dumps(options | {"text_config": ["?"]}))
+    (model / "tokenizer_config.json").write_text("?")
+
+
+def endless_shard(model: Path) -> None:
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x" * 300}}))
+
+
+@pytest.mark.parametrize(
+    "option", ["out", "model.path", "env.questions", "search.corpus", "search.index", "search.store"]
+)
+def test_a_name_that_is_too_long_costs_one_line(make_config: MakeConfig, option: str) -> None:
+    """It ended the whole command: a script that asks for JSON got none."""
+    found = doctor.diagnose(make_config(f"{option}={'x' * 300}"))
+    assert any("too long" in check.means for check in found if check.level == "fail")
+    assert {"python", "disk", "model", "port 8320", "engine"} <= {check.name for check in found}
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
+        (odd_options, "tokenizer_config.json is damaged"),
+        (endless_shard, "of the weights are missing"),
         (cut, "cut off or damaged"),
         (no_header, "no header of safetensors"),
         (lose_shard, "model-00002-of-00002.safetensors of the weights are missing"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from turntree.agents.engines.choose import Choice, Machine, choose, inspect_machine
@@ -32,9 +32,7 @@ def diagnose(config: RunConfig, here: Machine | None = None) -> list[Check]:
     choice = choose(here, model_gb=size, trains=False)
     name = choice.engine if config.engine.name == "auto" else config.engine.name
     device_is_gpu = config.trainer.device.startswith("cuda")
-    folder = Path(config.model.path)
-    readable = bool(config.model.path) and folder.is_dir() and model_problem(folder) is None
-    search = list(_search(config))
+    search = list(_tried("search", lambda: _search(config)))
     return [
         machine.python(sys.version_info[:2]),
         *machine.packages(),
@@ -43,16 +41,16 @@ def diagnose(config: RunConfig, here: Machine | None = None) -> list[Check]:
         machine.memory(here.memory_gb),
         machine.vllm(here, wanted=name == "vllm"),
         services.server(config, here, wanted=name in _SERVERS),
-        model(config, here, size, local=name in ("hf", "vllm")),
-        *folders.space(config, size),
-        *folders.run_folder(config),
+        *_tried("model", lambda: [model(config, here, size, local=name in ("hf", "vllm"))]),
+        *_tried("disk", lambda: folders.space(config, size)),
+        *_tried("run folder", lambda: folders.run_folder(config)),
         *search,
-        *services.retriever(config),
-        *services.search_store(config.search),
+        *_tried("retriever", lambda: services.retriever(config)),
+        *_tried("search store", lambda: services.search_store(config.search)),
         *services.ports(config),
         machine.links(),
         machine.sandbox(wanted=config.env.id == SEARCH_CODE_QA, options=config.env.args.get("python")),
-        *_told_once(options(config, model_ok=readable), search),
+        *_told_once(_tried("config", lambda: options(config, model_ok=_readable(config.model.path))), search),
         _engine(config, choice, trained=choose(here, model_gb=size, trains=True)),
     ]
 
@@ -61,6 +59,24 @@ def refused(standard: RunConfig, error: ConfigError) -> list[Check]:
     """The checks of the machine under the ``standard`` configuration, for options that make none: ``error`` fails."""
     fault = Check("config", "fail", "as given", str(error), "correct what it names; turntree train --help lists all")
     return [*(c for c in diagnose(standard) if c.name not in ("engine", "config")), fault]
+
+
+def _tried(name: str, look: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+    """The lines of a check. What stops the check itself (a name that is too long, a folder of somebody else's) is one
+    too: the other checks are worth as much as before.
+    """
+    try:
+        yield from look()
+    except (OSError, ValueError) as error:
+        yield Check(name, "fail", "could not be looked at", str(error), "correct the option that names it")
+
+
+def _readable(path: str) -> bool:
+    """Whether there is a model folder whose tokenizer can be tried."""
+    try:
+        return bool(path) and Path(path).is_dir() and model_problem(Path(path)) is None
+    except OSError:
+        return False
 
 
 def _told_once(found: Iterator[Check], search: list[Check]) -> Iterator[Check]:

@@ -15,9 +15,12 @@ __all__ = ["model_gb", "resolve_engine", "server_kind"]
 def model_gb(path: str) -> float | None:
     """Size of the weights in a model folder, in GB; None where there are none."""
     folder = Path(path)
-    if not path or not folder.is_dir():
+    try:
+        if not path or not folder.is_dir():
+            return None
+        sizes = [f.stat().st_size for kind in ("*.safetensors", "*.bin") for f in folder.glob(kind)]
+    except OSError:  # a link to nowhere, a name that is too long
         return None
-    sizes = [f.stat().st_size for kind in ("*.safetensors", "*.bin") for f in folder.glob(kind)]
     return sum(sizes) / 1e9 if sizes else None
 
 

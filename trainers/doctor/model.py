@@ -21,6 +21,7 @@ _ACTIVATIONS = 4.0
 _MAKE = "turntree model tiny|smollm2 --out DIR"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _MAX_HEADER = 100_000_000
+_POSITIONS = "max_position_embeddings"
 
 
 def model(config: RunConfig, machine: Machine, size: float | None, *, local: bool) -> Check:
@@ -100,7 +101,8 @@ def model_problem(folder: Path, *, positions: int = 0) -> tuple[str, str] | None
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if (folder / name).is_file() and _json(folder / name) is None:
             return f"{name} is damaged", again
-    limit = options.get("max_position_embeddings", (options.get("text_config") or {}).get("max_position_embeddings"))
+    inner = options.get("text_config")
+    limit = options.get(_POSITIONS, inner.get(_POSITIONS) if isinstance(inner, dict) else None)
     if isinstance(limit, int) and positions > limit:
         do = f"set it to at most {limit}, or use another model"
         return f"has {limit} positions, fewer than sampling.max_context_tokens={positions}", do
@@ -136,6 +138,11 @@ def _damage(file: Path) -> str:
 def _missing_shards(folder: Path) -> list[str]:
     index = _json(folder / "model.safetensors.index.json")
     names = (index or {}).get("weight_map", {})
-    return (
-        sorted({str(n) for n in names.values() if not (folder / str(n)).is_file()}) if isinstance(names, dict) else []
-    )
+    return sorted({str(n) for n in names.values() if not _is_file(folder / str(n))}) if isinstance(names, dict) else []
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, say
+        return False
