@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import sys
 import threading
@@ -26,6 +27,7 @@ from turntree.envs.loading import reject_unknown
 from turntree.envs.schemas import check_schema, decode_arguments
 from turntree.envs.task import FrozenDict
 from turntree.errors import ConfigError, ToolError
+from turntree.http import secret_from
 
 __all__ = ["McpServer", "McpTool", "mcp_tools"]
 
@@ -40,8 +42,10 @@ class McpServer:
     """One server with its connection, which is opened by the first use and never part of a copy or pickle.
 
     ``command``: program and arguments; ``env``: variables that it is given beside ``PATH`` and a few others of that
-    kind; ``cwd``: where it runs. Or ``url`` with ``headers`` (for a key). ``timeout_s``: limit of a call;
-    ``start_timeout_s``: of connecting.
+    kind; ``pass_env``: names of variables of this process that it is given too (a key); ``cwd``: where it runs. Or
+    ``url`` with ``headers``; ``header_env``: further headers by the name of the environment variable that holds the
+    value (a key). ``timeout_s``: limit of a call; ``start_timeout_s``: of connecting. Variables are read when the
+    connection is made, and are in no field.
     """
 
     command: tuple[str, ...] = ()
@@ -51,6 +55,8 @@ class McpServer:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     timeout_s: float = 30.0
     start_timeout_s: float = 30.0
+    pass_env: tuple[str, ...] = ()
+    header_env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _require_package()
@@ -60,8 +66,23 @@ class McpServer:
             raise ConfigError(f"expected url to begin with http:// or https://, found {self.url!r}")
         if not 0 < self.timeout_s < float("inf") or not 0 < self.start_timeout_s < float("inf"):
             raise ConfigError(f"expected limits above 0 s, found {self.timeout_s} and {self.start_timeout_s}")
+        if (self.pass_env and self.url) or (self.header_env and self.command):
+            raise ConfigError("pass_env goes with command, header_env with url")
         self._lock = threading.Lock()
         self._link: _Link | None = None
+
+    def secret_headers(self) -> dict[str, str]:
+        """Those of ``header_env``, read now. Raises ``ConfigError`` for a variable that is not set."""
+        return {h: secret_from(v, what=f"the header {h} of {self.name}") for h, v in self.header_env.items()}
+
+    def secret_env(self) -> dict[str, str]:
+        """Those of ``pass_env``, read now. Raises ``ConfigError`` for a variable that is not set."""
+        missing = [name for name in self.pass_env if name not in os.environ]
+        if missing:
+            raise ConfigError(
+                f"the environment variable {missing[0]} is not set; expected it, since pass_env hands it to {self.name}"
+            )
+        return {name: os.environ[name] for name in self.pass_env}
 
     @property
     def name(self) -> str:
@@ -177,6 +198,8 @@ def mcp_tools(
     only: Sequence[str] | None = None,
     rename: Mapping[str, str] | None = None,
     max_chars: int = 50_000,
+    pass_env: Sequence[str] = (),
+    header_env: Mapping[str, str] | None = None,
 ) -> dict[str, TextTool]:
     """The tools of a server by name, for ``tools=`` of an environment. It is connected to, to ask what it has.
 
@@ -190,9 +213,14 @@ def mcp_tools(
     """
     if isinstance(command, str):
         raise ConfigError(f"expected command as a list of words, found the text {command!r}")
+    if isinstance(pass_env, str):
+        raise ConfigError(f"expected pass_env as a list of names, found the text {pass_env!r}")
     server = McpServer(
-        tuple(map(str, command)), url, dict(env or {}), cwd, dict(headers or {}), timeout_s, start_timeout_s
-    )
+        tuple(map(str, command)), url, dict(env or {}), cwd, dict(headers or {}), timeout_s, start_timeout_s,
+        tuple(pass_env), dict(header_env or {}),
+    )  # fmt: skip
+    server.secret_headers()
+    server.secret_env()
     try:
         return _chosen(
             server, effects=effects, idempotent=idempotent, only=only, rename=rename or {}, max_chars=max_chars
@@ -322,7 +350,9 @@ def _transport(server: McpServer) -> Any:
     if server.url:
         return _http(server)
     program, *arguments = server.command
-    told = StdioServerParameters(command=program, args=arguments, env=dict(server.env), cwd=server.cwd)
+    told = StdioServerParameters(
+        command=program, args=arguments, env={**server.env, **server.secret_env()}, cwd=server.cwd
+    )
     errors: TextIO = sys.__stderr__ or sys.stderr
     return stdio_client(told, errlog=errors)
 
@@ -334,7 +364,8 @@ async def _http(server: McpServer) -> AsyncIterator[Any]:
 
     here = urlsplit(server.url).hostname in _LOOPBACK
     limits = httpx2.Timeout(server.start_timeout_s, read=max(server.timeout_s, server.start_timeout_s) + 5)
-    async with httpx2.AsyncClient(headers=dict(server.headers), timeout=limits, trust_env=not here) as client:
+    headers = {**server.headers, **server.secret_headers()}
+    async with httpx2.AsyncClient(headers=headers, timeout=limits, trust_env=not here) as client:
         async with streamable_http_client(server.url, http_client=client) as streams:
             yield streams
 

@@ -33,6 +33,8 @@ from turntree.search_backend.families import read_layout
 from turntree.search_backend.files import map_array
 from turntree.search_backend.index import build_index, open_index
 from turntree.trainers.compose import read_config
+from turntree.trainers.config import EnvConfig
+from turntree.trainers.plugins import load_env
 from turntree.trainers.run_folder import RunFolder
 
 
@@ -178,6 +180,15 @@ def test_a_run_of_somebody_elses_reads_no_variables(tmp_path: Path, monkeypatch:
     config = read_config({"env": {"prompt": "${oc.env:MY_SECRET}", "args": {"x": ["${oc.env:MY_SECRET}", "${seed}"]}}})
     assert config.env.prompt == "${oc.env:MY_SECRET}"
     assert config.env.args == {"x": ["${oc.env:MY_SECRET}", "${seed}"]}
+
+
+def test_a_run_stores_no_key_of_a_server() -> None:
+    """Options are written to config.yaml, passports and trackers, whatever they were looked up from."""
+    for header in ("Authorization", "x-api-key", "Cookie"):
+        tools = {"web": {"mcp": {"url": "http://127.0.0.1:9/mcp", "headers": {header: "s3cret-value"}}}}
+        with pytest.raises(ConfigError, match=rf"header_env\.{header}=NAME") as error:
+            load_env(EnvConfig(tools=tools))
+        assert "s3cret" not in str(error.value)
 
 
 def test_the_doctor_shows_no_key(

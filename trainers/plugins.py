@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -29,6 +30,8 @@ __all__ = [
     "load_rule",
     "spelled",
 ]
+
+_SECRET = re.compile(r"authoriz|cookie|secret|passw|token|(^|[-_])(auth|apikey|key)$", re.IGNORECASE)
 
 
 def spelled(option: str, path: str, arguments: Mapping[str, Any], *, args: str = "") -> str:
@@ -84,12 +87,26 @@ def load_env(config: EnvConfig) -> tuple[Grammar, PromptTemplate | None, dict[st
     )
     with _naming(f"env.language={config.language} with {option}"):
         grammar = speaking(grammar, cast("Any", config.language))
+    _refuse_secrets(config.tools)
     tools = load_tools(config.tools, what="env.tools")
     with _naming(f"{option} with env.tools"):
         reading_tools(grammar, [tool_spec(name, tool) for name, tool in tools.items()])
     with _naming("env.prompt"):
         prompt = PromptTemplate.read(config.prompt) if config.prompt else None
     return grammar, prompt, tools
+
+
+def _refuse_secrets(tools: Mapping[str, Any]) -> None:
+    """A key among the headers of an MCP server would be stored with the run, and in every result."""
+    for name, tool in tools.items():
+        server = tool.get("mcp") if isinstance(tool, Mapping) else None
+        headers = server.get("headers") if isinstance(server, Mapping) else None
+        for header in headers if isinstance(headers, Mapping) else ():
+            if _SECRET.search(str(header)):
+                raise ConfigError(
+                    f"env.tools.{name}.mcp.headers.{header} holds a key, which would be stored with the run; name the "
+                    f"environment variable that holds the header's value: env.tools.{name}.mcp.header_env.{header}=NAME"
+                )
 
 
 @contextmanager

@@ -216,6 +216,32 @@ def test_no_secret_of_a_url_is_in_a_name_or_fingerprint(tools: dict[str, Any]) -
     assert "Authorization" not in repr(hidden)
 
 
+def test_keys_come_from_variables_and_are_stored_nowhere(
+    own: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_SECRET", "Bearer s3cret-value\n")
+    server = McpServer(url="http://127.0.0.1:9/mcp", header_env={"Authorization": "MY_SECRET"})
+    assert server.secret_headers() == {"Authorization": "Bearer s3cret-value"}
+    assert "s3cret" not in repr(server)
+    assert b"s3cret" not in pickle.dumps(server)
+    monkeypatch.setenv("GIVEN", "s3cret-value")
+    assert ask(own(command=COMMAND, pass_env=["GIVEN"])["secret"], "{}") == ToolResult("s3cret-value none")
+    assert ask(own(command=COMMAND)["secret"], "{}") == ToolResult("none none")
+    assert own(header_env={"Authorization": "MY_SECRET"})["secret"]
+    wrong: dict[str, dict[str, Any]] = {
+        "MY_SECRET": {"url": url(9), "header_env": {"A": "MY_SECRET"}},
+        "GIVEN": {"command": COMMAND, "pass_env": ["GIVEN"]},
+    }
+    for name, options in wrong.items():
+        monkeypatch.delenv(name)
+        with pytest.raises(ConfigError, match=f"{name} is not set"):
+            mcp_tools(**options)
+    with pytest.raises(ConfigError, match="list of names"):
+        mcp_tools(command=COMMAND, pass_env="GIVEN")
+    with pytest.raises(ConfigError, match="goes with"):
+        mcp_tools(command=["x"], header_env={"A": "B"})
+
+
 def test_a_copy_shares_the_server_and_a_pickle_connects_anew(own: Callable[..., dict[str, Any]]) -> None:
     add = own(only=["add"])["add"]
     assert copy.deepcopy(add).server is add.server
