@@ -263,7 +263,8 @@ def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-            int(row["step"])
+            if not math.isfinite(row["step"]):
+                raise ValueError("a step that is no number")
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise DataError(
                 f"{path}, line {number} is not a JSON object with a step: {line[:80]!r}; delete the line"

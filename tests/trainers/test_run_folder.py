@@ -182,11 +182,14 @@ def test_a_resumed_log_equals_an_uninterrupted_one(
     assert read_metrics(folder / "whole.jsonl") == [{"step": i, **row} for i, row in enumerate(rows, start=1)]
 
 
-def test_damaged_lines_are_numbered(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["not json", "[2]", '{"step": "2"}', '{"step": NaN}', '{"stop": 2}', '{"step": null}'])
+def test_damaged_lines_are_numbered(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\nnot json\n{"step": 2}\n')
+    path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 2}}\n')
     with pytest.raises(DataError, match="line 2"):
         read_metrics(path)
+    with pytest.raises(DataError, match="line 2"):
+        MetricsLog(path, resume_step=1)
     with pytest.raises(DataError, match="cannot be read"):
         read_metrics(tmp_path / "absent.jsonl")
 
