@@ -27,9 +27,11 @@ __all__ = [
     "IndexKind",
     "build_index",
     "check_fits",
+    "check_index",
     "estimate_index",
     "find_kind",
     "is_index",
+    "is_shipped",
     "open_index",
     "open_store",
     "read_manifest",
@@ -352,6 +354,21 @@ def open_store(folder: str | Path) -> CorpusStore:
     return store
 
 
+def check_index(folder: Path) -> CorpusStore:
+    """The store of an index folder, whose fingerprint and whose index files' sizes are those of the manifest.
+
+    Nothing is imported and no index opened. Raises :class:`SearchIndexError` naming what was expected and found.
+    """
+    store = open_store(folder)
+    for name, size in read_manifest(folder)["files"].items():
+        file = folder / _FILES / name
+        found = file.stat().st_size if file.is_file() else None
+        if found != size:
+            what = "no file" if found is None else f"{found} bytes"
+            raise SearchIndexError(f"{file}: expected {size} bytes, found {what}; build the index again")
+    return store
+
+
 def open_index(folder: str | Path, *, kind: str = "", **options: Any) -> SearchBackend:
     """Open an index folder for searching; options are those of its kind.
 
@@ -362,13 +379,7 @@ def open_index(folder: str | Path, *, kind: str = "", **options: Any) -> SearchB
     path = Path(folder)
     manifest = read_manifest(path)
     _expect_kind(path, manifest["kind"], kind)
-    store = open_store(path)
-    for name, size in manifest["files"].items():
-        file = path / _FILES / name
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            what = "no file" if found is None else f"{found} bytes"
-            raise SearchIndexError(f"{file}: expected {size} bytes, found {what}; build the index again")
+    store = check_index(path)
     try:
         return find_kind(manifest["kind"]).open(store, path / _FILES, manifest, **options)
     except KeyError as error:
@@ -378,11 +389,16 @@ def open_index(folder: str | Path, *, kind: str = "", **options: Any) -> SearchB
         ) from error
 
 
+def is_shipped(kind: str) -> bool:
+    """Whether a kind comes with the library, and is no module of a user's."""
+    return kind in KINDS or kind.startswith(f"{_OWN}.")
+
+
 def _expect_kind(folder: Path, found: str, given: str) -> None:
     """A folder that came from elsewhere must not start code: not even by the import of a module that lies in it."""
     if given and given != found:
         raise SearchIndexError(f"{folder}: expected an index of the kind {given!r}, found {found!r}; leave kind out")
-    if not given and found not in KINDS and not found.startswith(f"{_OWN}."):
+    if not given and not is_shipped(found):
         raise SearchIndexError(
             f"{folder / _MANIFEST}: expected a kind of {sorted(KINDS)}, found {found!r:.100}, whose module would be "
             f"imported; where you know it, say so: kind={found:.100} among the options of opening (--set, --arg, "

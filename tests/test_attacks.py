@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from turntree.agents.engines.endpoint import Endpoint, Usage
 from turntree.agents.engines.transport import Transport
+from turntree.cli import cli
 from turntree.commands import run_doctor
 from turntree.errors import (
     CheckpointError,
@@ -148,6 +150,9 @@ def test_an_index_imports_no_module(tmp_path: Path, mark: Path, monkeypatch: pyt
         open_index(tmp_path / "sent")
     with pytest.raises(SearchIndexError, match="expected an index of the kind 'bm25'"):
         open_index(tmp_path / "sent", kind="bm25")
+    told = CliRunner().invoke(cli, ["index", "info", str(tmp_path / "sent")])
+    assert told.exit_code == 0, told.output
+    assert "not opened" in told.output
     assert not mark.exists()
     assert open_index(tmp_path / "sent", kind="sent.evil:KIND").search(["text"], k=1)
     assert mark.exists()  # whoever names it trusts it

@@ -295,7 +295,7 @@ def test_an_index_of_the_corpus_of_another_index_is_estimated_and_built(
         ('"path": "corpus"', '"path": 3', "without a valid 'corpus'"),
         ('"kind": "bm25"', '"kind": "dense"', "the manifest of a dense index, found it without 'encoder'"),
         ('"k1": 0.9', '"k9": 0.9', "bm25 has no option 'k9'"),
-        ('"kind": "bm25"', '"kind": "os:path"', "without \\['settings', 'estimate'"),
+        ('"kind": "bm25"', '"kind": "os:path"', "'os:path', whose module would be imported"),
     ],
 )
 def test_damaged_manifests_are_typed_errors(tmp_path: Path, corpus: Path, old: str, new: str, error: str) -> None:
@@ -306,6 +306,14 @@ def test_damaged_manifests_are_typed_errors(tmp_path: Path, corpus: Path, old: s
     manifest.write_text(text.replace(old, new), encoding="utf-8")
     with pytest.raises((SearchIndexError, ConfigError), match=error):
         open_index(tmp_path / "index")
+
+
+def test_what_is_no_kind_is_refused_where_it_is_named(tmp_path: Path, corpus: Path) -> None:
+    build_index(corpus, tmp_path / "index", kind="bm25")
+    manifest = tmp_path / "index" / "manifest.json"
+    manifest.write_text(manifest.read_text(encoding="utf-8").replace('"kind": "bm25"', '"kind": "os:path"'))
+    with pytest.raises(ConfigError, match="without \\['settings', 'estimate'"):
+        open_index(tmp_path / "index", kind="os:path")
 
 
 def test_damaged_stores_are_typed_errors(tmp_path: Path, corpus: Path) -> None:

@@ -92,14 +92,20 @@ def _estimate_lines(about: Survey, needs: Estimate) -> list[str]:
 
 def run_index_info(folder: Path, *, as_json: bool) -> None:
     """``turntree index info``."""
-    from turntree.search_backend.index import open_index, read_manifest
+    from turntree.search_backend.index import check_index, is_shipped, open_index, read_manifest
 
     if as_json:
         say_json(read_manifest(folder))
         return
-    open_index(folder)  # all its checks
+    opened = is_shipped(read_manifest(folder)["kind"])
+    if opened:
+        open_index(folder)  # all its checks
+    else:
+        check_index(folder)
     for line in _info_lines(folder):
         say(line)
+    if not opened:
+        say("not opened: its kind is no part of turntree; turntree index search --set kind=... does")
 
 
 def _info_lines(folder: Path) -> list[str]:
