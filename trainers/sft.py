@@ -28,7 +28,7 @@ from turntree.trainers.config import SftConfig
 from turntree.trainers.diagnosis import Skipped, stop_diverged
 from turntree.trainers.distributed.ranks import Ranks
 from turntree.trainers.distributed.strategy import Gathered, Single, Strategy
-from turntree.trainers.forward import packed_logprobs
+from turntree.trainers.forward import check_packed, packed_logprobs
 from turntree.trainers.packing import Pack, pack_groups
 from turntree.trainers.seeds import derive_seed
 from turntree.trainers.tree import Group, Node, Tree
@@ -162,6 +162,7 @@ def train_sft(
     on_step: Callable[[int, float], None] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     strategy: Strategy | None = None,
+    check: bool = True,
 ) -> SftResult:
     """Train ``model`` in place on demonstrations (:func:`demonstration_group`).
 
@@ -170,10 +171,12 @@ def train_sft(
 
     ``on_step(step, loss)`` is called after each optimiser step; ``should_stop`` is asked before each one. With
     ``checkpoints`` the state is saved every ``config.save_every`` steps and at the end, and ``resume`` continues it;
-    a run stopped and resumed is equal to one that was never stopped.
+    a run stopped and resumed is equal to one that was never stopped. With ``check`` the first pack is compared with one
+    plain forward pass a trajectory before anything is learnt (:func:`turntree.trainers.forward.check_packed`).
 
     Raises:
         DataError: there are no demonstrations.
+        ConfigError: the model cannot run on packs, or is not exact on them.
         CheckpointError: the checkpoint to resume was made with another ``fingerprint``.
         DivergenceError: ``config.max_skipped_updates`` steps in a row had a gradient that is not finite. The batch
             and a diagnosis lie beside ``checkpoints``.
@@ -186,6 +189,13 @@ def train_sft(
     ranks = strategy.ranks
     state = _resume(model, strategy, checkpoints, fingerprint) if resume and checkpoints is not None else _State()
     save = functools.partial(_save, model, strategy, state, checkpoints, fingerprint)
+
+    def batch(step: int) -> list[Pack]:
+        rows = batch_order(len(groups), config.batch_size, seed=seed, step=step)
+        return pack_groups([groups[i] for i in rows], max_pack_tokens=max_pack_tokens)
+
+    if check and state.step < config.steps:
+        check_packed(model, batch(state.step)[0])
     strategy.train(True)
     while state.step < config.steps and not ranks.any(should_stop()):
         if config.max_seconds is not None and state.seconds >= config.max_seconds:
@@ -193,8 +203,7 @@ def train_sft(
         start = time.monotonic()
         spent = 0.0 if config.max_seconds is None else state.seconds / config.max_seconds
         factor = learning_rate_factor(state.step, warmup=config.warmup_steps, steps=config.steps, spent=spent)
-        rows = batch_order(len(groups), config.batch_size, seed=seed, step=state.step)
-        packs = pack_groups([groups[i] for i in rows], max_pack_tokens=max_pack_tokens)
+        packs = batch(state.step)
         reports, norm = _update(strategy, packs, rate=config.learning_rate * factor)
         state.add(sum(report["nll"] for report in reports), norm)
         if config.max_skipped_updates is not None and state.in_a_row >= config.max_skipped_updates:

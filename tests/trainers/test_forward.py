@@ -267,6 +267,9 @@ def test_the_check_of_the_first_batch_passes_and_catches(
         n = len(predecessor)
         return tree_attention.plan_attention(torch.full((n,), n), torch.arange(-1, n - 1))
 
+    broken = copy.deepcopy(tiny_llama)
+    broken.lm_head.weight.data[0] = float("nan")
+    assert check_packed(broken, pack) == 0.0  # neither way gives a number
     monkeypatch.setattr(forward, "plan_attention", causal)
     with pytest.raises(ConfigError, match="differ from one row per trajectory"):
         check_packed(tiny_llama, pack)

@@ -26,6 +26,7 @@ from turntree.trainers.config import SftConfig
 from turntree.trainers.packing import column, pack_groups, table
 from turntree.trainers.sft import batch_order, demonstration_group, learning_rate_factor, nll, train_sft
 from turntree.trainers.tree import Group, Node, Tree
+from turntree.trainers.tree_attention import AttentionPlan, plan_attention
 
 SMALL = SftConfig(steps=8, batch_size=3, learning_rate=3e-3, warmup_steps=2, save_every=3)
 
@@ -237,6 +238,20 @@ def test_after_the_limit_training_stops_with_the_batch_and_a_resumed_one_goes_on
 def test_the_limit_of_skipped_steps_is_checked() -> None:
     with pytest.raises(ConfigError, match=r"sft\.max_skipped_updates"):
         dataclasses.replace(SMALL, max_skipped_updates=0)
+
+
+def test_a_model_that_is_not_exact_on_packs_learns_nothing(tiny_llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def causal(subtree_end: torch.Tensor, predecessor: torch.Tensor) -> AttentionPlan:
+        n = len(predecessor)
+        return plan_attention(torch.full((n,), n), torch.arange(-1, n - 1))
+
+    monkeypatch.setattr("turntree.trainers.forward.plan_attention", causal)
+    model = fresh(tiny_llama)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ConfigError, match="differ from one row per trajectory"):
+        train_sft(model, GROUPS, config=SMALL, seed=1, max_pack_tokens=1000)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert train_sft(model, GROUPS, config=SMALL, seed=1, max_pack_tokens=1000, check=False).steps == SMALL.steps
 
 
 def test_no_demonstrations_are_an_error(tiny_llama: Any) -> None:

@@ -169,6 +169,7 @@ def cold_start(
             on_step=on_step,
             should_stop=interrupted.is_set,
             strategy=strategy,
+            check=config.trainer.check_packed,
         )
         if ranks.any(interrupted.is_set()) and result.steps < config.sft.steps:
             raise KeyboardInterrupt
