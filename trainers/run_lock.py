@@ -19,13 +19,15 @@ _BUSY = (errno.EAGAIN, errno.EACCES)
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Keep other processes out of ``folder``; the lock ends with the block, or with the process however that ends.
+    """Keep other processes out of ``folder``, which is made where there is none.
 
-    Raises :class:`CheckpointError` where another process has the folder. On a file system without locks nothing is
-    kept out. Once at a time for a folder in this process.
+    The lock ends with the block, or with the process however that ends. Raises :class:`CheckpointError` where another
+    process has the folder. On a file system without locks nothing is kept out. Once at a time for a folder in this
+    process.
     """
     path = folder / ".lock"
     with written(path):
+        folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         # Not flock: a child process that outlives a killed parent must not hold the folder.
@@ -34,7 +36,7 @@ def only_writer(folder: Path) -> Iterator[None]:
         if error.errno in _BUSY:
             os.close(descriptor)
             raise CheckpointError(
-                f"another process trains in {folder}; nothing was changed. Wait for it, stop it, or choose another "
+                f"another process works in {folder}; nothing was changed. Wait for it, stop it, or choose another "
                 "folder (out=...)"
             ) from None
     try:

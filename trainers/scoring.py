@@ -48,6 +48,7 @@ from turntree.trainers.evaluation.table import csv_text, markdown
 from turntree.trainers.evaluation.value import load_valuer
 from turntree.trainers.remote import RemoteBench, remote_bench
 from turntree.trainers.rollout import GrowthPlan
+from turntree.trainers.run_lock import only_writer
 from turntree.trainers.task import Task, build_task, eval_sampling, provenance
 
 __all__ = ["Scores", "score", "score_sets"]
@@ -95,14 +96,15 @@ def score_sets(
 ) -> Scores:
     """Score the model on every set of ``eval.sets``, each into a folder of its own, and write tables of all.
 
-    Without sets it is :func:`score`. With ``keep_partial`` a set that stopped is the last one.
+    Without sets it is :func:`score`. With ``keep_partial`` a set that stopped is the last one. Raises
+    ``CheckpointError`` where another process works in ``folder``.
     """
     config, why = resolve_engine(config, trains=False)
     sets = load_sets(config)
     where = {one.name: folder / one.name if one.name else folder for one in sets}
     saved = {name: _saved(path) if config.resume else {} for name, path in where.items()}
     documents: dict[str, dict[str, Any]] = {}
-    with closing(_bench(config, _spent(saved.values()))) as bench:
+    with closing(_bench(config, _spent(saved.values()))) as bench, only_writer(folder):
         desk = _Desk(bench, why, report, keep_partial)
         for place, one in enumerate(sets):
             documents[one.name] = _SetRun(desk, one, Folder(where[one.name], config.resume), saved[one.name]).run()

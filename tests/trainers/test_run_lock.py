@@ -9,7 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from turntree.errors import CheckpointError
 from turntree.trainers.config import RunConfig
 from turntree.trainers.learner import train
 from turntree.trainers.run_lock import only_writer
+from turntree.trainers.scoring import score
 
 _HOLDER = """
 import os, pathlib, sys
@@ -32,25 +34,42 @@ with only_writer(pathlib.Path(sys.argv[1])):
 """
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """By another process, which has a child of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-P", "-c", _HOLDER, str(folder)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        yield holder
+    finally:
+        holder.kill()
+        holder.communicate(timeout=30)
+
+
 def test_one_process_at_a_time(tmp_path: Path, bed: Any, make_config: Callable[..., RunConfig]) -> None:
     """A scheduler that starts a job twice, each with resume=true: metrics of one went to a file that was replaced."""
     config = make_config("trainer.steps=1", "trainer.eval_every=0", "resume=true", f"out={tmp_path / 'run'}")
     train(config)
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    command = [sys.executable, "-P", "-c", _HOLDER, str(tmp_path / "run")]
-    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(CheckpointError, match="another process trains in"):
+    with held(tmp_path / "run") as holder:
+        with pytest.raises(CheckpointError, match="another process works in"):
             train(config)
         assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
         holder.kill()
         holder.wait(30)
         assert train(config).progress.step == 1
-    finally:
-        holder.kill()
-        holder.communicate(timeout=30)
+
+
+def test_one_process_at_a_time_evaluates(tmp_path: Path, bed: Any, make_config: Callable[..., RunConfig]) -> None:
+    """Two would each replace the other's journal, and the rows of one be lost."""
+    config = make_config("eval.limit=2", f"env.test_questions={bed.world}")
+    with held(tmp_path / "results"), pytest.raises(CheckpointError, match="another process works in"):
+        score(config, tmp_path / "results")
+    assert [f.name for f in (tmp_path / "results").iterdir()] == [".lock"]
+    assert score(config, tmp_path / "results")["n"] > 0
 
 
 def test_a_file_system_without_locks_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ from turntree.trainers.coldstart.teachers import (
 from turntree.trainers.coldstart.turns import RecordedEngine, TurnLog
 from turntree.trainers.config import RunConfig
 from turntree.trainers.run_folder import RunFolder
+from turntree.trainers.run_lock import only_writer
 from turntree.trainers.task import Task, build_task, first
 
 __all__ = ["Report", "Selection", "coldstart", "make", "make_in_memory", "prepare"]
@@ -124,7 +125,7 @@ def coldstart(config: RunConfig, *, report: Report = lambda *_: None) -> Selecti
 def make(plan: Plan, folder: Path, *, report: Report = lambda *_: None) -> Selection:
     """Play what is missing in ``folder``, then select from all of it and write the files there."""
     config, core = plan.config, plan.core
-    with Journal(folder, facts(config, core, plan.task.source)) as journal:
+    with only_writer(folder), Journal(folder, facts(config, core, plan.task.source)) as journal:
         finished = [uid(slot.key) for slot in plan.slots if slot.key in journal]
         with closing(TurnLog(folder, finished=finished)) as log:
             outcome = _play(plan, journal, log, report)
