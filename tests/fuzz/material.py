@@ -223,21 +223,23 @@ def _total() -> int:
 def seconds(run: Callable[[], Any], *, enough: float = 0.0) -> float:
     """Processor seconds, the least of three runs, or of fewer where one took less than ``enough``.
 
-    Without the garbage collector: what it takes grows with all that this process holds.
+    Without the garbage collector: what it takes grows with all that this process holds, which is laid aside meanwhile.
     """
     import gc
     import time
 
     taken = []
-    for _ in range(3):
-        gc.collect()
-        gc.disable()
-        try:
+    gc.freeze()
+    gc.disable()
+    try:
+        for _ in range(3):
+            gc.collect()
             start = time.process_time()
             run()
             taken.append(time.process_time() - start)
-        finally:
-            gc.enable()
-        if taken[-1] < enough:
-            break
+            if taken[-1] < enough:
+                break
+    finally:
+        gc.enable()
+        gc.unfreeze()
     return min(taken)
