@@ -42,6 +42,8 @@ def _clipped(shapes: Sequence[Mapping[str, Any]], published: Mapping[str, float]
     return ({**shapes[0], **published}, *({**s, **WIDE} for s in shapes))
 
 
+# Presets of entropy trees clip at 0.2 and 0.28, those of GRPO and Tree-GRPO at 0.2 and 0.2: ``grpo_higher`` tells
+# what that makes without a tree.
 TOKEN: dict[str, Any] = {"ratio": "token", "clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}
 TOKEN_GRPO: dict[str, Any] = {**TOKEN, "clip_high": 0.2}
 GSPO: dict[str, Any] = {"ratio": "sequence", "aggregation": "seq-mean-token-mean"}
@@ -54,7 +56,7 @@ AT2PO: dict[str, Any] = {
 AT2PO_SHAPES = _clipped(TREES, {"clip_low": 0.003, "clip_high": 0.004})
 
 ARMS = ("grpo", "gspo", "tree_grpo", "at2po", "entropy_leaf", "ours")
-FURTHER = ("grpo_x1", "entropy_leaf_x1", "grpo_product", "guided_product")
+FURTHER = ("grpo_x1", "grpo_higher", "entropy_leaf_x1", "grpo_product", "guided_product")
 ABLATIONS = ("at2po_random", "at2po_token", "at2po_sequence", "at2po_leaf", "at2po_once")
 """Of AT2PO: random for entropy expansion; ratios of tokens and of the sequence for those of turns; flat credit for that
 of turns; shared turns once for once a leaf. Each in AT2PO's tuned shape, with a rate of its own."""
@@ -70,6 +72,7 @@ def simulator_arms() -> dict[str, Arm]:
         arm("entropy_leaf", shapes=TREES, epochs=UPDATES, expansion="entropy", credit="grpo", **TOKEN),
         arm("ours", shapes=TREES, expansion="entropy", credit="grpo", **PRODUCT),
         arm("grpo_x1", shapes=CHAINS),
+        arm("grpo_higher", shapes=CHAINS, epochs=UPDATES, **TOKEN),
         arm("entropy_leaf_x1", shapes=TREES, expansion="entropy", credit="grpo"),
         arm("grpo_product", shapes=CHAINS, **PRODUCT),
         arm("guided_product", shapes=TREES, expansion="guided", credit="shrunk_loo", **PRODUCT),
