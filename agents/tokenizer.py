@@ -122,6 +122,7 @@ class ByteTokenizer:
     """
 
     specials = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+    _parts = re.compile("(" + "|".join(map(re.escape, specials)) + ")")
     chat_template = "chatml"
     eos_token_id = 257
     pad_token_id = 258
@@ -139,12 +140,11 @@ class ByteTokenizer:
         if split_special_tokens:
             return list(text.encode("utf-8"))
         ids: list[int] = []
-        while text:
-            start, token = min(((text.find(t), t) for t in self.specials if t in text), default=(len(text), ""))
-            ids += text[:start].encode("utf-8")
-            if token:
-                ids.append(256 + self.specials.index(token))
-            text = text[start + len(token) :]
+        for part in self._parts.split(text):
+            if part in self.specials:
+                ids.append(256 + self.specials.index(part))
+            else:
+                ids += part.encode("utf-8")
         return ids
 
     def decode(
@@ -152,10 +152,10 @@ class ByteTokenizer:
     ) -> str:
         """The text of ``ids``; a broken character becomes U+FFFD."""
         del clean_up_tokenization_spaces
-        out = b""
+        out = bytearray()
         for i in ids:
             if i < 256:
-                out += bytes([i])
+                out.append(i)
             elif not skip_special_tokens and i < len(self):  # A model may have more rows than there are tokens.
                 out += self.specials[i - 256].encode("utf-8")
         return out.decode("utf-8", errors="replace")

@@ -107,6 +107,10 @@ class Tape:
         return part
 
 
+LONGEST = 2_000
+"""Characters that are repeated at most."""
+
+
 def text_of(tape: Tape, pieces: Sequence[str] = (), *, most: int = 64) -> str:
     """A text of at most ``most`` parts: ``pieces``, plain signs, nasty ones, any code point, repetitions."""
     parts: list[str] = []
@@ -121,7 +125,8 @@ def text_of(tape: Tape, pieces: Sequence[str] = (), *, most: int = 64) -> str:
         elif op < 250:
             parts.append(chr((tape.byte() << 16 | tape.number()) % 0x110000))
         else:
-            parts.append((parts[-1] if parts else "x") * (1 + tape.byte() % 40))
+            # Repetitions of repetitions would fill the memory.
+            parts.append((parts[-1][:LONGEST] if parts else "x") * (1 + tape.byte() % 40))
     return _PAIR.sub(lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"), "".join(parts))
 
 
