@@ -149,7 +149,10 @@ def test_search_parameters_are_checked_and_enter_the_fingerprint(bed: Path, tmp_
         open_index(ivf, ef_search=4)
     with pytest.raises(ConfigError, match="no search option 'nprob'"):
         open_index(ivf, nprob=4)
-    for bad in ({"nprobe": -1}, {"nprobe": True}, {"mmap": 1}, {"threads": "2"}, {"gpu": "all"}, {"encoder": 3}):
+    wrong: list[dict[str, Any]] = [
+        {"nprobe": -1}, {"nprobe": True}, {"mmap": 1}, {"threads": "2"}, {"gpu": "all"}, {"encoder": 3},
+    ]  # fmt: skip
+    for bad in wrong:
         with pytest.raises(ConfigError, match="dense search: expected"):
             open_index(ivf, **bad)
     with pytest.raises(ConfigError, match="memory_limit: expected a size such as 8GB"):
