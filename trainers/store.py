@@ -344,8 +344,10 @@ def _fragment(value: Any) -> orjson.Fragment:
     dump = functools.partial(json.dumps, allow_nan=False, separators=(",", ":"), default=_foreign)
     try:
         return orjson.Fragment(dump(value, ensure_ascii=False).encode())
-    except ValueError:  # such a number, or a lone surrogate
-        return orjson.Fragment(dump(_finite(value)).encode())
+    except UnicodeEncodeError:  # a lone surrogate
+        return orjson.Fragment(dump(value).encode())
+    except ValueError:  # such a number
+        return _fragment(_finite(value))
 
 
 def _finite(value: Any) -> Any:
