@@ -312,16 +312,18 @@ def test_models_that_change_their_logits_are_refused(random_groups: Groups, tiny
 def test_values_are_read_before_each_sampled_token(
     random_groups: Groups, tiny_llama: LlamaForCausalLM, seed: int, budget: int
 ) -> None:
-    head = ValueHead.of(tiny_llama)
+    # In double precision: the terms of a value are larger than the value, and so are their errors in single precision.
+    model = copy.deepcopy(tiny_llama).double()
+    head = ValueHead.of(model).double()
     with torch.no_grad():
         head.weight.normal_(generator=torch.Generator().manual_seed(0))
         head.bias.fill_(0.3)
     for pack in pack_groups(random_groups(seed), max_pack_tokens=budget):
-        score_packs(tiny_llama, [pack], value_head=head, entropy=True)
+        score_packs(model, [pack], value_head=head, entropy=True)
         assert (column(pack, "tokens", "old_entropy") >= 0).all()
         for path in row_tokens(pack):
             ids, mask = column(pack, "tokens", "ids")[path], column(pack, "tokens", "loss_mask")[path]
-            states = tiny_llama.get_decoder()(input_ids=ids[None]).last_hidden_state[0]
+            states = model.get_decoder()(input_ids=ids[None]).last_hidden_state[0]
             expected = torch.where(mask[1:], head(states[:-1]), 0.0)
             torch.testing.assert_close(column(pack, "tokens", "value")[path][1:], expected, rtol=0, atol=1e-5)
 
