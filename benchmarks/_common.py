@@ -50,7 +50,7 @@ def run(
 ) -> None:
     """The main function of a script: parse ``--quick``, ``--json`` and its own options, measure, print, write."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smaller measurement, in minutes")
+    parser.add_argument("--quick", action="store_true", help="a smaller measurement, under two minutes")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures to this file")
     if options is not None:
         options(parser)

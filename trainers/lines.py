@@ -39,7 +39,7 @@ def zstd_lines(path: Path) -> Iterator[bytes]:
     """Lines with their ends; frames may be strung together, as ``cat`` does.
 
     Raises:
-        zstandard.ZstdError: the file is corrupt, or no such file.
+        zstandard.ZstdError: the file is corrupt, or was not written by zstandard.
         EOFError: it ends before its last frame does.
         LongLineError: a line is longer than ``MAX_LINE``.
     """
