@@ -206,7 +206,10 @@ class HFEngine:
         device = cache.starts.device
         # Short rows are filled up on the right: causal attention keeps the filling away from real tokens.
         ids = torch.tensor([t + [0] * (width - len(t)) for t in tokens], device=device)
+        # Nor may its positions be past those of the row: a table of positions ends, some rotations change with the last.
+        ends = torch.tensor([[path[-1].length - 1] for path in paths], device=device)
         positions = torch.arange(cache.past, cache.past + width, device=device)[None] - cache.starts[:, None]
+        positions = torch.minimum(positions, ends)
         for start in range(0, width, _PREFILL_COLUMNS):
             part = slice(start, start + _PREFILL_COLUMNS)
             self._forward(cache, ids[:, part], positions[:, part])
