@@ -185,14 +185,15 @@ class HFEngine:
                     del missing[node]
 
     def _prefill_batches(self, paths: list[list[Prefix]], store: PrefixStore) -> Iterator[list[list[Prefix]]]:
-        """Paths that are fed together, of similar length."""
+        """Paths that are fed together, of similar length: what is held of them lies before what is new of any."""
         batch: list[list[Prefix]] = []
-        width = 0
+        held = new = 0
         for path in sorted(paths, key=lambda p: (len(_new_ids(p, store)), p[-1].length)):
-            width = max(width, path[-1].length)
-            if batch and (len(batch) == self.max_batch_rows or width * (len(batch) + 1) > self.max_batch_tokens):
+            fed = len(_new_ids(path, store))
+            held, new = max(held, path[-1].length - fed), max(new, fed)
+            if batch and (len(batch) == self.max_batch_rows or (held + new) * (len(batch) + 1) > self.max_batch_tokens):
                 yield batch
-                batch, width = [], path[-1].length
+                batch, held, new = [], path[-1].length - fed, fed
             batch.append(path)
         if batch:
             yield batch
@@ -206,7 +207,7 @@ class HFEngine:
         device = cache.starts.device
         # Short rows are filled up on the right: causal attention keeps the filling away from real tokens.
         ids = torch.tensor([t + [0] * (width - len(t)) for t in tokens], device=device)
-        # Nor may its positions be past those of the row: a table of positions ends, some rotations change with the last.
+        # It stays at the row's last position: a table of positions ends, and some rotations change with the largest.
         ends = torch.tensor([[path[-1].length - 1] for path in paths], device=device)
         positions = torch.arange(cache.past, cache.past + width, device=device)[None] - cache.starts[:, None]
         positions = torch.minimum(positions, ends)
@@ -297,14 +298,18 @@ def _embedding(model: Any) -> torch.Tensor:
 def _check_model(model: Any) -> None:
     """Refuse models whose attention is more than causal attention over earlier tokens, all or a window of them.
 
-    And those with attention of their own (GPT-J, Falcon, MPT): it would add the mask of booleans to its scores.
+    And those with attention of their own (GPT-J, Falcon, MPT): it would add the mask of booleans to its scores; and
+    multi-head latent attention (DeepSeek V2 and V3), whose keys and values differ in shape.
     """
     if not getattr(model, "_supports_attention_backend", False):
         raise ConfigError(
             f"{type(model).__name__} does not take attention functions from transformers' AttentionInterface, which "
             "the hf engine needs; use the vllm engine for it"
         )
-    if problem := attention_problem(model):
+    problem = attention_problem(model)
+    if not problem and getattr(text_config(model), "kv_lora_rank", None):
+        problem = "latent keys and values"
+    if problem:
         raise ConfigError(
             f"expected full attention or a sliding window in every layer, found {type(model).__name__} with {problem}; "
             "use the vllm engine for it"

@@ -67,7 +67,7 @@ class Running:
         self.cache = BatchCache([], shape, room=0)
         self._stops, self._ends, self._keep = stops, ends, keep
         self._device = shape.device
-        self._ids = self._positions = self._ends = torch.empty(0)
+        self._ids = self._positions = self._last = torch.empty(0)
         self._params = RowParams.of([], self._device)
         self._uniforms, self._steps = torch.empty(0), torch.empty(0)
 
@@ -101,7 +101,7 @@ class Running:
         self.cache.change(kept, [_without_last(context) for context in contexts], room=room)
         self._ids = torch.tensor([[row.last_id()] for row in self.rows], device=self._device)
         self._positions = torch.tensor([[row.length - 1] for row in self.rows], device=self._device)
-        self._ends = torch.tensor([[row.length + row.left - 1] for row in self.rows], device=self._device)
+        self._last = torch.tensor([[row.length + row.left - 1] for row in self.rows], device=self._device)
         self._params = RowParams.of([row.request.params for row in self.rows], self._device)
         width = max((len(row.draws) for row in self.rows), default=0)
         draws = [np.pad(row.draws, (0, width - len(row.draws))) for row in self.rows]
@@ -116,7 +116,7 @@ class Running:
         """Draw the next token of every row from ``logits`` [B, V]; returns the rows that finished with it."""
         drawn = sample(logits, self._uniforms.gather(1, self._steps)[:, 0], self._params)
         # A finished row that is still in the batch is sampled on, unread, at positions that a model has.
-        self._ids, self._positions = drawn.tokens[:, None], torch.minimum(self._positions + 1, self._ends)
+        self._ids, self._positions = drawn.tokens[:, None], torch.minimum(self._positions + 1, self._last)
         self._steps = (self._steps + 1).clamp_max(self._uniforms.shape[1] - 1)
         return self._record(drawn)
 

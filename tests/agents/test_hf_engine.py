@@ -431,6 +431,19 @@ def test_attention_that_is_more_than_causal_is_refused() -> None:
         HFEngine(make(config), ByteTokenizer())
 
 
+def test_latent_attention_is_refused() -> None:
+    import transformers as tf
+
+    make: Any = tf.DeepseekV3ForCausalLM
+    config = tf.DeepseekV3Config(
+        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=4, q_lora_rank=None, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,
+        v_head_dim=12, first_k_dense_replace=1,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="DeepseekV3ForCausalLM with latent keys and values; use the vllm engine"):
+        HFEngine(make(config), ByteTokenizer())
+
+
 def test_attention_that_takes_no_function_is_refused() -> None:
     """GPT-J's own attention adds the mask to its scores, which with one of booleans gave wrong log-probs."""
     import transformers as tf
@@ -503,3 +516,62 @@ def test_the_bound_on_padded_tokens_holds_as_rows_join(
 def test_temperatures_that_do_not_exist_are_refused(engine: HFEngine, temperature: float) -> None:
     with pytest.raises(EngineError, match="finite temperature >= 0"):
         engine.generate([Request(Prefix(prompt(0, 3)), SamplingParams(2, temperature), seed=0, key=("q",))])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "dynamic"])
+def test_rows_that_end_at_the_last_position_leave_the_others_alone(family: str) -> None:
+    """Positions past the last one are not in GPT-2's table, and would change the rotation of every row."""
+    import transformers as tf
+
+    model: Any
+    if family == "gpt2":
+        make: Any = tf.GPT2LMHeadModel
+        config: Any = tf.GPT2Config(
+            vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.2, eos_token_id=None,
+            bos_token_id=None,
+        )  # fmt: skip
+    else:
+        make = tf.LlamaForCausalLM
+        config = tf.LlamaConfig(
+            vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+            max_position_embeddings=64, initializer_range=0.2, eos_token_id=None, bos_token_id=None,
+            rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+        )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        model = make(config).eval()
+    engine = HFEngine(model, ByteTokenizer())
+    engine.end_ids = frozenset()
+    first = [Request(Prefix(prompt(0, 62)), SamplingParams(2), 0), Request(Prefix(prompt(1, 3)), SamplingParams(40), 1)]
+    generations = engine.generate(first)
+    for request, got in zip(first, generations, strict=True):
+        assert_like_plain(model, request, got)
+    # A long context with few new tokens beside a short one with many: the few are filled up on the right.
+    held = generations[1].continuation
+    second = [Request(held.extend(prompt(2, 2)), SamplingParams(19), 2)]
+    second.append(Request(Prefix(prompt(3, 60)), SamplingParams(4), 3))
+    for request, got in zip(second, engine.generate(second), strict=True):
+        assert_like_plain(model, request, got)
+
+
+def test_the_bound_on_padded_tokens_holds_while_contexts_are_fed(
+    model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is held of one row lies before what is new of another: together they are longer than either row."""
+    sizes: list[int] = []
+    plain = BatchCache.mask
+
+    def watched(self: BatchCache, queries: int) -> torch.Tensor:
+        if queries > 1 and self.rows > 1:
+            sizes.append(self.rows * (self.filled + queries))
+        return plain(self, queries)
+
+    monkeypatch.setattr(BatchCache, "mask", watched)
+    engine = HFEngine(model, tokenizer, max_batch_tokens=300)
+    held = engine.generate([Request(Prefix(prompt(0, 90)), greedy(2), 0)])[0].continuation
+    requests = [Request(held.extend(prompt(i, 3)), greedy(2), 0) for i in range(2)]
+    requests += [Request(Prefix(prompt(9 + i, 80)), greedy(2), 0) for i in range(2)]
+    for request, got in zip(requests, engine.generate(requests), strict=True):
+        assert_like_plain(model, request, got)
+    assert sizes
+    assert max(sizes) <= 300
