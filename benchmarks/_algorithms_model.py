@@ -2,7 +2,8 @@
 
 World, initial model and cold start belong to a seed and are the same for all arms. With ``start_seed`` those of one
 seed serve all: seeds then differ in the order of questions and in draws, and say nothing about other worlds. Every arm
-has its own group sizes and learning rates to choose from, on seeds of their own. A rollout is used for two updates.
+has its own group sizes and learning rates to choose from, on seeds of their own. A rollout is used for two updates,
+unless an arm may choose how many: with its group size, each number beside each learning rate.
 
 The learning curve is the exact match of the first chains of every rollout, before any expansion: draws of the policy as
 it is then, on questions that no rollout had before. The policy at the end is scored on the test world, whose names and
@@ -11,14 +12,16 @@ question templates are new, by sampling and greedily.
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from _algorithms_analysis import ArmResult
 from _algorithms_store import Store, Trace
 from turnworld import report
@@ -35,7 +38,7 @@ from turntree.trainers.scoring import score
 from turntree.trainers.store import TreeStore
 from turntree.trainers.tree import Node
 
-__all__ = ["MODEL_ABLATIONS", "MODEL_ARMS", "ModelProtocol", "run_models"]
+__all__ = ["MODEL_ABLATIONS", "MODEL_ARMS", "MODEL_FURTHER", "ModelProtocol", "run_models"]
 
 PRESET = "uncertain"
 SIZES: dict[Split, tuple[int, int]] = {"train": (1200, 8000), "dev": (180, 100), "test": (180, 200)}
@@ -44,11 +47,13 @@ SIZES: dict[Split, tuple[int, int]] = {"train": (1200, 8000), "dev": (180, 100),
 
 @dataclass(frozen=True, slots=True)
 class ModelProtocol:
-    """How much is run: fresh seeds, development seeds to choose on (none: each arm's first choice), sampled tokens of a
-    run, the seed whose world and cold start all use (None: each its own), and options of every run."""
+    """How much is run: fresh seeds, development seeds to choose on (none: each arm's first choice), numbers of updates
+    of a rollout to choose from, sampled tokens of a run, the seed whose world and cold start all use (None: each its
+    own), and options of every run."""
 
     seeds: tuple[int, ...] = (11, 12, 13, 14, 15)
     tuning_seeds: tuple[int, ...] = (1,)
+    updates: tuple[int, ...] = (2,)
     tokens: int = 180_000
     start_seed: int | None = None
     options: tuple[str, ...] = ()
@@ -63,8 +68,23 @@ class ModelArm:
     shapes: tuple[tuple[str, ...], ...]
     rates: tuple[float, ...] = (6e-4, 3e-4)
 
-    def choices(self) -> list[tuple[tuple[str, ...], float]]:
-        return list(itertools.product(self.shapes, self.rates))
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is tuned. Two updates are the preset's, and no option."""
+
+    shape: tuple[str, ...]
+    rate: float
+    updates: int = 2
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return self.shape if self.updates == 2 else (*self.shape, f"trainer.epochs={self.updates}")
+
+    @property
+    def label(self) -> str:
+        shape = shape_label(self.shape)
+        return shape if self.updates == 2 else f"{shape}, {self.updates} updates"
 
 
 def _chains(*sizes: int) -> tuple[tuple[str, ...], ...]:
@@ -99,6 +119,8 @@ MODEL_ARMS = (
     ModelArm("entropy_leaf", ("algorithm=entropy_leaf",), TREES),
     ModelArm("ours", ("algorithm=entropy_leaf", *PRODUCT), TREES),
 )
+MODEL_FURTHER = (ModelArm("grpo_product", ("algorithm=grpo", *PRODUCT), CHAINS),)
+"""No arms of the six: what the product ratio does without a tree."""
 MODEL_ABLATIONS = {
     "at2po_random": ("algorithm.expansion=turntree.trainers.expansion:random_nodes",),
     "at2po_token": ("algorithm.ratio=token", "algorithm.clip_low=0.2", "algorithm.clip_high=0.28"),
@@ -110,17 +132,27 @@ MODEL_ABLATIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
-    """Worlds, cold starts and runs below ``root``; finished runs are in ``store``."""
+class Run:
+    """One run: an arm's options, its rate and a seed."""
+
+    name: str
+    options: tuple[str, ...]
+    rate: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """Worlds, cold starts and run folders below ``root``."""
 
     root: Path
-    store: Store
     protocol: ModelProtocol
 
-    def trace(self, name: str, options: Sequence[str], rate: float, seed: int) -> Trace:
-        key = {"preset": PRESET, "options": list(options), "rate": rate, "seed": seed, "tokens": self.protocol.tokens,
-               "start": self.start_of(seed), "shared": list(self.protocol.options), "sizes": dict(SIZES)}  # fmt: skip
-        return self.store.trace(f"model-{name}", key, lambda: self._run(name, options, rate, seed))
+    def key(self, run: Run) -> dict[str, Any]:
+        """Everything that a run depends on."""
+        return {"preset": PRESET, "options": list(run.options), "rate": run.rate, "seed": run.seed,
+                "tokens": self.protocol.tokens, "start": self.start_of(run.seed), "shared": list(self.protocol.options),
+                "sizes": dict(SIZES)}  # fmt: skip
 
     def configured(self, seed: int, *options: str) -> RunConfig:
         """The preset on the worlds of ``seed``. No KL: it would be another knob to tune."""
@@ -160,6 +192,10 @@ class Runs:
             cold_start(replace(config, model=model, out=str(out), resume=True))
         return out / "model"
 
+    def prepare(self, seed: int) -> None:
+        """Everything that runs of a seed begin with."""
+        self.scored(seed, self.start(seed), self.folder(self.start_of(seed)) / "evaluation-before")
+
     def scored(self, seed: int, model: Path, folder: Path) -> dict[str, float]:
         """Exact match on the test world: sampled as in rollouts, and greedy."""
         found = {}
@@ -171,37 +207,71 @@ class Runs:
             found[f"em_{way}"] = float(json.loads(document.read_text(encoding="utf-8"))["em"])
         return found
 
-    def _run(self, name: str, options: Sequence[str], rate: float, seed: int) -> Trace:
+    def train(self, run: Run) -> Trace:
         """Train until the tokens are used; the folder goes once the curve is read."""
         began = time.perf_counter()
-        model = self.start(seed)
-        before = self.scored(seed, model, self.folder(self.start_of(seed)) / "evaluation-before")
-        out = self.folder(seed) / "-".join(
-            [name, *(o.rpartition("=")[2].rpartition(":")[2] for o in options), f"{rate:g}"]
-        )
-        more = (f"trainer.learning_rate={rate}", f"trainer.max_generated_tokens={self.protocol.tokens}",
+        model = self.start(run.seed)
+        before = self.scored(run.seed, model, self.folder(self.start_of(run.seed)) / "evaluation-before")
+        settings = [o.rpartition("=")[2].rpartition(":")[2] for o in run.options]
+        out = self.folder(run.seed) / "-".join([run.name, *settings, f"{run.rate:g}"])
+        more = (f"trainer.learning_rate={run.rate}", f"trainer.max_generated_tokens={self.protocol.tokens}",
                 "trainer.steps=1000000", "trainer.save_every=10", "trainer.keep_checkpoints=1")  # fmt: skip
-        config = self.configured(seed, *options, *more)
-        train(replace(config, model=replace(config.model, path=str(model)), out=str(out), resume=out.exists()))
-        after = self.scored(seed, out / "model", out / "evaluation")
+        config = self.configured(run.seed, *run.options, *more)
+        config = replace(config, model=replace(config.model, path=str(model)), out=str(out), resume=out.exists())
+        if train(config).interrupted:  # the next call goes on with it
+            raise KeyboardInterrupt
+        after = self.scored(run.seed, out / "model", out / "evaluation")
         trace = curve(out, {f"{k}_before": v for k, v in before.items()} | after)
         seconds = time.perf_counter() - began
-        report(f"model {name} {' '.join(options)} rate {rate:g} seed {seed}: {before['em_sampled']:.3f} -> "
-               f"{after['em_sampled']:.3f} sampled, {after['em_greedy']:.3f} greedy, {seconds:.0f} s")  # fmt: skip
+        report(f"model {run.name} {' '.join(run.options)} rate {run.rate:g} seed {run.seed}: "
+               f"{before['em_sampled']:.3f} -> {after['em_sampled']:.3f} sampled, {after['em_greedy']:.3f} greedy, "
+               f"{seconds:.0f} s")  # fmt: skip
         shutil.rmtree(out)
         return trace
 
-    def chosen(self, arm: ModelArm) -> tuple[tuple[str, ...], float]:
-        """Group size and rate of the largest mean exact match on the development seeds."""
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs in a workshop; finished ones are in ``store``."""
+
+    workshop: Workshop
+    store: Store
+
+    @property
+    def protocol(self) -> ModelProtocol:
+        return self.workshop.protocol
+
+    def traces(self, runs: Sequence[Run]) -> list[Trace]:
+        """Those of runs of one arm."""
+        shop, file = self.workshop, f"model-{runs[0].name}"
+        missing = [run for run in runs if not self.store.has(file, shop.key(run))]
+        # Runs that start from the same model must not make it at the same time.
+        starts = {shop.start_of(run.seed): partial(shop.prepare, run.seed) for run in missing}
+        for _ in self.store.made({str(seed): prepare for seed, prepare in starts.items()}):
+            pass
+        return self.store.traces(file, [(shop.key(run), partial(shop.train, run)) for run in runs])
+
+    def chosen(self, arm: ModelArm) -> Choice:
+        """The choice of the largest mean exact match on the development seeds: group size and rate with the first
+        number of updates, then the others beside every rate with that group size."""
+        first, *others = self.protocol.updates
+        choices = [Choice(shape, rate, first) for shape in arm.shapes for rate in arm.rates]
         if not self.protocol.tuning_seeds:
-            return arm.choices()[0]
+            return choices[0]
+        best = self.best(arm, choices)
+        more = [Choice(best.shape, rate, updates) for updates in others for rate in arm.rates]
+        return self.best(arm, [best, *more])
 
-        def area(choice: tuple[tuple[str, ...], float]) -> float:
-            shape, rate = choice
-            found = [self.trace(arm.name, (*arm.options, *shape), rate, s) for s in self.protocol.tuning_seeds]
-            return sum(t.area(self.protocol.tokens) for t in found) / len(found)
-
-        return max(arm.choices(), key=area)
+    def best(self, arm: ModelArm, choices: Sequence[Choice]) -> Choice:
+        """The choice of the largest mean exact match over budget and development seeds."""
+        runs = [
+            Run(arm.name, (*arm.options, *choice.options), choice.rate, seed)
+            for choice in choices
+            for seed in self.protocol.tuning_seeds
+        ]
+        areas = [trace.area(self.protocol.tokens) for trace in self.traces(runs)]
+        means = np.reshape(areas, (len(choices), -1)).mean(axis=1)
+        return choices[int(means.argmax())]
 
 
 def curve(out: Path, extra: Mapping[str, float]) -> Trace:
@@ -228,13 +298,14 @@ def _is_first(leaf: Node) -> bool:
 
 def run_models(runs: Runs, names: Sequence[str]) -> Iterator[ArmResult]:
     """Choose, freeze, and run the fresh seeds, arm by arm; ablations follow AT2PO's choice of group size and rate."""
-    arms = {arm.name: arm for arm in MODEL_ARMS}
+    arms = {arm.name: arm for arm in (*MODEL_ARMS, *MODEL_FURTHER)}
     for name in names:
         arm = arms[name if name in arms else "at2po"]
-        shape, rate = runs.chosen(arm)
-        options = (*arm.options, *shape, *MODEL_ABLATIONS.get(name, ()))
-        traces = {seed: runs.trace(name, options, rate, seed) for seed in runs.protocol.seeds}
-        yield ArmResult(name, shape_label(shape), rate, traces)
+        choice = runs.chosen(arm)
+        options = (*arm.options, *choice.options, *MODEL_ABLATIONS.get(name, ()))
+        seeds = runs.protocol.seeds
+        traces = runs.traces([Run(name, options, choice.rate, seed) for seed in seeds])
+        yield ArmResult(name, choice.label, choice.rate, dict(zip(seeds, traces, strict=True)))
 
 
 def shape_label(shape: Sequence[str]) -> str:

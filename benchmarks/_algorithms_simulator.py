@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from _algorithms_analysis import ArmResult
@@ -101,6 +102,14 @@ def label(subject: Arm) -> str:
     return subject.shape if a.ratio == "token" else f"{subject.shape}, clip {a.clip_low:g}"
 
 
+def learn(world: World, subject: Arm, rate: float, seed: int) -> Trace:
+    """A learning curve, and the seconds that it took."""
+    start = time.perf_counter()
+    curve = Learner(world, subject, seed=seed).train(world.tokens, lr=rate)
+    seconds = time.perf_counter() - start
+    return Trace(tuple(curve.tokens), tuple(curve.calls), tuple(round(y, 6) for y in curve.em), {"seconds": seconds})
+
+
 @dataclass(frozen=True, slots=True)
 class Runs:
     """Runs of one world, from the store or made now."""
@@ -109,25 +118,18 @@ class Runs:
     name: str
     world: World
 
-    def trace(self, subject: Arm, rate: float, seed: int) -> Trace:
+    def traces(self, subject: Arm, rate: float, seeds: Sequence[int]) -> list[Trace]:
         a = subject.algorithm
         options = {k: v for k, v in asdict(a).items() if v not in (None, "", {}, [])}
-        key = {"world": asdict(self.world), "arm": options, "epochs": subject.epochs, "rate": rate, "seed": seed,
-               "prompts": PROMPTS, "eps": EPS}  # fmt: skip
-        return self.store.trace(f"simulator-{self.name}-{a.name}", key, lambda: self._learn(subject, rate, seed))
-
-    def _learn(self, subject: Arm, rate: float, seed: int) -> Trace:
-        start = time.perf_counter()
-        curve = Learner(self.world, subject, seed=seed).train(self.world.tokens, lr=rate)
-        seconds = time.perf_counter() - start
-        return Trace(
-            tuple(curve.tokens), tuple(curve.calls), tuple(round(y, 6) for y in curve.em), {"seconds": seconds}
-        )
+        shared = {"world": asdict(self.world), "arm": options, "epochs": subject.epochs, "rate": rate,
+                  "prompts": PROMPTS, "eps": EPS}  # fmt: skip
+        runs = [({**shared, "seed": seed}, partial(learn, self.world, subject, rate, seed)) for seed in seeds]
+        return self.store.traces(f"simulator-{self.name}-{a.name}", runs)
 
     def score(self, subject: Arm, rate: float, seeds: int) -> float:
         """Mean exact match over the budget, on the tuning seeds."""
-        found = [self.trace(subject, rate, TUNING_SEEDS + s).area(self.world.tokens) for s in range(seeds)]
-        return math.fsum(found) / len(found)
+        found = self.traces(subject, rate, [TUNING_SEEDS + s for s in range(seeds)])
+        return math.fsum(trace.area(self.world.tokens) for trace in found) / len(found)
 
     def tuned(self, subject: Arm, *, seeds: int, first: float | None = None) -> tuple[Arm, float]:
         """Shape and rate of the largest area; each further shape starts from the rate of the one before."""
@@ -147,7 +149,8 @@ class Runs:
         """Tune, freeze, and run the fresh seeds."""
         start = time.perf_counter()
         chosen, rate = self.tuned(subject, seeds=protocol.tuning_seeds, first=first)
-        traces = {s: self.trace(chosen, rate, s) for s in range(FRESH_SEEDS, FRESH_SEEDS + protocol.seeds)}
+        fresh = range(FRESH_SEEDS, FRESH_SEEDS + protocol.seeds)
+        traces = dict(zip(fresh, self.traces(chosen, rate, fresh), strict=True))
         mean = sum(t.area(self.world.tokens) for t in traces.values()) / len(traces)
         report(
             f"{self.name} {subject.name} {label(chosen)}, rate {rate:g}: mean EM {mean:.3f}, "

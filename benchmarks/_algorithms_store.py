@@ -1,14 +1,17 @@
-"""Finished runs of the algorithm benchmark: curves that are stored once and never run twice."""
+"""Finished runs of the algorithm benchmark: curves that are stored once and never run twice, several made at a time."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = ["Store", "Trace"]
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +56,39 @@ class Trace:
 class Store:
     """A folder of JSON lines, one file an arm and world, one line a finished run. One process writes a file.
 
-    A key holds everything that a run depends on, so that a changed option is another run.
+    A key holds everything that a run depends on, so that a changed option is another run. ``pool``: processes that make
+    what is missing, as it can be pickled then; without it this one does, in turn.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pool: Executor | None = None) -> None:
         self.folder = folder
+        self.pool = pool
         self._files: dict[str, dict[str, Trace]] = {}
         self.ran = 0
 
-    def trace(self, file: str, key: Mapping[str, Any], make: Callable[[], Trace]) -> Trace:
-        """The stored run of ``key``; made and stored first where there is none."""
-        known, name = self._known(file), _name(key)
-        if name not in known:
-            known[name] = made = make()
-            line = {"key": dict(key), "tokens": made.tokens, "calls": made.calls, "em": made.em, "extra": made.extra}
+    def traces(self, file: str, runs: Sequence[tuple[Mapping[str, Any], Callable[[], Trace]]]) -> list[Trace]:
+        """The stored run of each (key, how to make it); what there is none of is made, and stored as it ends."""
+        known = self._known(file)
+        keys, makes = {_name(key): key for key, _ in runs}, {_name(key): make for key, make in runs}
+        for name, trace in self.made({name: make for name, make in makes.items() if name not in known}):
+            known[name] = trace
+            line = {"key": dict(keys[name]), "tokens": trace.tokens, "calls": trace.calls, "em": trace.em}
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._path(file).open("a", encoding="utf-8") as handle:
-                handle.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+                handle.write(json.dumps({**line, "extra": trace.extra}, ensure_ascii=False, allow_nan=False) + "\n")
             self.ran += 1
-        return known[name]
+        return [known[_name(key)] for key, _ in runs]
+
+    def made(self, calls: Mapping[str, Callable[[], Result]]) -> Iterator[tuple[str, Result]]:
+        """What each call returns, with its name, as they end."""
+        if self.pool is None:
+            yield from ((name, call()) for name, call in calls.items())
+            return
+        futures = {self.pool.submit(call): name for name, call in calls.items()}
+        yield from ((futures[future], future.result()) for future in as_completed(futures))
 
     def has(self, file: str, key: Mapping[str, Any]) -> bool:
-        """Whether :meth:`trace` would find the run."""
+        """Whether :meth:`traces` would find the run."""
         return _name(key) in self._known(file)
 
     def _path(self, file: str) -> Path:

@@ -20,7 +20,10 @@ import argparse
 import gc
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 
 # The folder of a script is not on the path under PYTHONSAFEPATH.
@@ -29,16 +32,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 import torch
 from _algorithms_analysis import ArmResult, Compared, compare, figures, markdown, series, smoothed
-from _algorithms_model import MODEL_ABLATIONS, MODEL_ARMS, ModelProtocol, Runs, run_models
+from _algorithms_model import MODEL_ABLATIONS, MODEL_ARMS, MODEL_FURTHER, ModelProtocol, Runs, Workshop, run_models
 from _algorithms_simulator import ABLATIONS, ARMS, BASELINE, FURTHER, Protocol, run_world
 from _algorithms_store import Store
-from _common import Figure, run
+from _common import Figure, machine, run
 from _turnworld import WORLDS
 
 from turntree.trainers.report.plots import plot_curve
 
 SIMULATED = (*ARMS, *FURTHER, *ABLATIONS)
-MODELLED = (*(arm.name for arm in MODEL_ARMS), *MODEL_ABLATIONS)
+MODELLED = (*(arm.name for arm in (*MODEL_ARMS, *MODEL_FURTHER)), *MODEL_ABLATIONS)
 SMOOTHING = 0.2
 """Width of the window, as a share of the budget, over which the noisy curves of language models are averaged."""
 ENDS = ("em_sampled_before", "em_sampled", "em_greedy_before", "em_greedy")
@@ -48,6 +51,8 @@ QUICK = ("sft.steps=40", "sft.demonstrations=1000", "trainer.prompts_per_step=8"
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", nargs="+", choices=["simulator", "model"], default=["simulator", "model"])
     parser.add_argument("--keep", type=Path, default=None, help="folder that keeps the runs, and goes on with them")
+    cores = int(machine()["cores"] or 1)
+    parser.add_argument("--workers", type=int, default=cores, help="runs made at the same time, each by a process")
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS), help="simulator: worlds")
     parser.add_argument("--arms", nargs="+", choices=SIMULATED, default=None, help="simulator: only these and grpo")
     parser.add_argument("--seeds", type=int, default=20, help="simulator: fresh seeds of an arm")
@@ -58,6 +63,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model-seeds", nargs="+", type=int, default=known.seeds, help="model: fresh seeds")
     parser.add_argument("--model-tuning-seeds", nargs="*", type=int, default=known.tuning_seeds,
                         help="model: development seeds (none: each arm's first group size and rate)")  # fmt: skip
+    parser.add_argument("--model-updates", nargs="+", type=int, default=known.updates,
+                        help="model: updates of a rollout to choose from; the first chooses group sizes")  # fmt: skip
     parser.add_argument("--tokens", type=int, default=known.tokens, help="model: sampled tokens of a run")
     parser.add_argument("--start-seed", type=int, default=None, help="model: world and cold start of this seed for all")
     parser.add_argument("--set", nargs="*", default=(), metavar="OPTION=VALUE", help="model: options of every run")
@@ -78,10 +85,15 @@ def simulator(args: argparse.Namespace, store: Store) -> list[Figure]:
 def model(args: argparse.Namespace, store: Store) -> list[Figure]:
     """The table of the language model, and how its policies ended on test worlds."""
     protocol = ModelProtocol(
-        tuple(args.model_seeds), tuple(args.model_tuning_seeds), args.tokens, args.start_seed, tuple(args.set)
+        seeds=tuple(args.model_seeds),
+        tuning_seeds=tuple(args.model_tuning_seeds),
+        updates=tuple(args.model_updates),
+        tokens=args.tokens,
+        start_seed=args.start_seed,
+        options=tuple(args.set),
     )
     wanted = [name for name in MODELLED if not args.model_arms or name in args.model_arms or name == BASELINE]
-    results = list(run_models(Runs(store.folder / "model", store, protocol), wanted))
+    results = list(run_models(Runs(Workshop(store.folder / "model", protocol), store), wanted))
     found = tell(store, "model", [smoothed(r, SMOOTHING * args.tokens) for r in results], args.tokens)
     lines = ["| arm | seeds | test EM, sampled, before | after | greedy, before | after |", "|---|---|---|---|---|---|"]
     for r in results:
@@ -105,18 +117,35 @@ def tell(store: Store, name: str, results: Sequence[ArmResult], budget: float) -
     return list(figures(name, rows))
 
 
-def measure(args: argparse.Namespace) -> list[Figure]:
-    # Trees are released as they were used: the collector need not look at what was imported.
+def settle() -> None:
+    """One thread; trees are released as they were used, so the collector need not look at what was imported."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
     torch.set_num_threads(1)
+
+
+@contextmanager
+def workers(number: int) -> Iterator[Executor | None]:
+    """Processes that make runs; None for one, which is this process."""
+    if number == 1:
+        yield None
+        return
+    pool = ProcessPoolExecutor(number, mp_context=get_context("spawn"), initializer=settle)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def measure(args: argparse.Namespace) -> list[Figure]:
+    settle()
     if args.quick:
         args.worlds, args.seeds, args.tuning_seeds, args.budget = args.worlds[:1], 4, 0, 0.2
         args.model_arms, args.model_seeds, args.model_tuning_seeds = ["grpo", "ours"], [1], []
         args.tokens, args.start_seed, args.set = 12_000, 1, QUICK
-    with tempfile.TemporaryDirectory(prefix="turntree-benchmark-") as tmp:
-        store = Store(args.keep or Path(tmp))
+    with tempfile.TemporaryDirectory(prefix="turntree-benchmark-") as tmp, workers(args.workers) as pool:
+        store = Store(args.keep or Path(tmp), pool)
         return [
             *(simulator(args, store) if "simulator" in args.level else ()),
             *(model(args, store) if "model" in args.level else ()),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.benchmarks.scripts import script
+from tests.benchmarks.scripts import FOLDER, script
 from turntree.trainers.compose import compose
 from turntree.trainers.credit import Advantages, grpo
 from turntree.trainers.store import TreeStore
@@ -25,6 +27,7 @@ stored = script("_algorithms_store")
 analysis = script("_algorithms_analysis")
 simulator = script("_algorithms_simulator")
 models = script("_algorithms_model")
+algorithms = script("algorithms")
 
 SMALL = worlds.World(10, 4, 2, (2, 3), advantage=0.5, known=0.3, tokens=8_000)
 
@@ -45,32 +48,61 @@ def never() -> Any:
 
 def test_a_finished_run_is_stored_and_never_runs_twice(tmp_path: Path) -> None:
     key = {"arm": "a", "rate": 0.1, "seed": 3}
-    first = stored.Store(tmp_path).trace("x", key, lambda: line(1))
+    first = stored.Store(tmp_path).traces("x", [(key, lambda: line(1))])
     again = stored.Store(tmp_path)
-    assert again.trace("x", dict(reversed(key.items())), never) == first
+    assert again.traces("x", [(dict(reversed(key.items())), never)]) == first
     assert again.ran == 0
     assert again.has("x", key)
-    assert not again.has("x", {**key, "rate": 0.2})
-    assert again.trace("x", {**key, "rate": 0.2}, lambda: line(2)) == line(2)
+    other = {**key, "rate": 0.2}
+    assert not again.has("x", other)
+    assert again.traces("x", [(other, lambda: line(2)), (key, never)]) == [line(2), *first]
     assert again.ran == 1
+
+
+def test_runs_of_a_pool_come_in_the_order_asked_for_and_are_stored_as_they_end(tmp_path: Path) -> None:
+    def slow() -> Any:
+        until = time.monotonic() + 30
+        while not (tmp_path / "x.jsonl").exists():  # the other run, asked for later
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return line(1)
+
+    with ThreadPoolExecutor(2) as pool:
+        store = stored.Store(tmp_path, pool)
+        assert store.traces("x", [({"seed": 1}, slow), ({"seed": 2}, lambda: line(2))]) == [line(1), line(2)]
+    assert [json.loads(row)["key"]["seed"] for row in (tmp_path / "x.jsonl").read_text().splitlines()] == [2, 1]
+    with ThreadPoolExecutor(1) as pool, pytest.raises(AssertionError, match="run again"):
+        stored.Store(tmp_path, pool).traces("x", [({"seed": 3}, lambda: line(3)), ({"seed": 4}, never)])
+    assert stored.Store(tmp_path).has("x", {"seed": 3})
+
+
+@pytest.mark.slow
+def test_processes_make_what_this_one_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(simulator.WORLDS, "small", SMALL)
+    monkeypatch.syspath_prepend(FOLDER)  # processes find the scripts as this one does
+    protocol = simulator.Protocol(seeds=2, tuning_seeds=0, budget=0.1)
+    alone = list(simulator.run_world(stored.Store(tmp_path / "alone"), "small", ["grpo"], protocol))
+    with algorithms.workers(2) as pool:
+        store = stored.Store(tmp_path / "pool", pool)
+        (found,) = simulator.run_world(store, "small", ["grpo"], protocol)
+    assert [(t.tokens, t.em) for t in found.traces.values()] == [(t.tokens, t.em) for t in alone[0].traces.values()]
 
 
 def test_a_line_that_a_killed_process_left_is_made_again(tmp_path: Path) -> None:
     store = stored.Store(tmp_path)
     for seed in (1, 2):
-        store.trace("x", {"seed": seed}, lambda: line(1))
+        store.traces("x", [({"seed": seed}, lambda: line(1))])
     path = tmp_path / "x.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
     store = stored.Store(tmp_path)
-    store.trace("x", {"seed": 1}, never)
-    store.trace("x", {"seed": 2}, lambda: line(1))
+    store.traces("x", [({"seed": 1}, never), ({"seed": 2}, lambda: line(1))])
     assert [json.loads(row)["key"]["seed"] for row in path.read_text().splitlines()] == [1, 2]
 
 
 def test_a_run_that_fails_leaves_nothing(tmp_path: Path) -> None:
     store = stored.Store(tmp_path)
     with pytest.raises(AssertionError):
-        store.trace("x", {"seed": 1}, never)
+        store.traces("x", [({"seed": 1}, never)])
     assert not stored.Store(tmp_path).has("x", {"seed": 1})
 
 
@@ -190,7 +222,7 @@ def test_tuning_takes_shape_and_rate_of_the_largest_area(tmp_path: Path, monkeyp
 # -- the language model ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arm", models.MODEL_ARMS, ids=lambda a: a.name)
+@pytest.mark.parametrize("arm", [*models.MODEL_ARMS, *models.MODEL_FURTHER], ids=lambda a: a.name)
 def test_every_arm_of_the_language_model_composes_and_has_two_updates_or_more(arm: Any) -> None:
     parts = [(), *models.MODEL_ABLATIONS.values()] if arm.name == "at2po" else [()]
     for more in parts:
