@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 # The folder of a script is not on the path under PYTHONSAFEPATH.
@@ -125,13 +127,21 @@ def settle() -> None:
     torch.set_num_threads(1)
 
 
+def begin() -> None:
+    """A process of the pool settles, and ends with the one that started it, however that ends."""
+    settle()
+    parent = parent_process()
+    assert parent is not None
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
 @contextmanager
 def workers(number: int) -> Iterator[Executor | None]:
     """Processes that make runs; None for one, which is this process."""
     if number == 1:
         yield None
         return
-    pool = ProcessPoolExecutor(number, mp_context=get_context("spawn"), initializer=settle)
+    pool = ProcessPoolExecutor(number, mp_context=get_context("spawn"), initializer=begin)
     try:
         yield pool
     finally:
