@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from turntree.agents.dialogue import Dialogue
 from turntree.agents.engines.protocol import Engine, Generation, Prefix, Request, SamplingParams
 from turntree.agents.scorer import Answers, Failed, Finisher, Scored, Scorer
@@ -101,6 +103,9 @@ def grow(
         raise ConfigError(f"prompt uids must be unique in a rollout, found twice: {repeated[:5]}; number the instances")
     if only is not None and plan.adaptive is not None:
         raise ConfigError("an adaptive plan moves budgets between all trees of a rollout; some of them cannot be grown")
+    strange = [(uid, i) for uid, chosen in (only or {}).items() for i in chosen if i not in range(plan.trees)]
+    if strange:
+        raise ConfigError(f"only: a prompt has the trees 0 to {plan.trees - 1}, found {strange[:5]}")
     sampling = replace(sampling, max_tokens=limits.max_turn_tokens)  # of nearly all turns
     setting = Setting(core, dialogue, sampling, limits, run_seed)
     judging = Judging(scorer, finisher, answers)
@@ -191,7 +196,7 @@ class _Nursery:
         """The trees of all prompts, one after the other, each made when there is room for it."""
         plan = self.plan
         for prompt in prompts:
-            indices = range(plan.trees) if self.only is None else sorted(self.only.get(prompt.uid, ()))
+            indices = range(plan.trees) if self.only is None else sorted(set(self.only.get(prompt.uid, ())))
             if not indices:
                 continue
             root = self._root(prompt)
@@ -241,7 +246,7 @@ class _Nursery:
     def _launch(self, growth: Growth, parent: Node, origin: Node) -> None:
         """Schedule one trajectory from ``parent``."""
         ordinal = growth.next_ordinal(parent)
-        if "error" in parent.info:  # the prompt itself could not be made
+        if parent.parent is None and "error" in parent.info:  # the prompt itself could not be made
             growth.tally.trajectories += 1
             leaf = failed_leaf(ordinal, Failed(parent.info["error"], parent.info["message"]))
             self._land(growth, parent.add_child(leaf))
@@ -355,15 +360,12 @@ class _Nursery:
         if growth.budget.leaves is not None:
             k = min(k, growth.budget.leaves - growth.tally.trajectories - growth.running)
         rng = derive_rng(self.setting.run_seed, tree.prompt_uid, tree.index, "pick", growth.picks)
-        picks = plan.rule(tree, k, rng)
-        if len(picks) > k:
-            raise ConfigError(f"the expansion rule was asked for at most {k} places and returned {len(picks)}")
+        picks = self._ask_rule(tree, k, rng)
         growth.left -= min(step, growth.left)
         growth.picks += step
         self.moved_used += len(picks) if growth.given.expansions > 0 else 0
         tree.rounds = growth.picks // plan.expansions
         for pick in picks:
-            self._check(pick, tree)
             self._launch(growth, pick.parent, Node(picked=pick.picked, score=pick.score, reason=pick.reason))
 
     # Adaptive budgets
@@ -409,14 +411,31 @@ class _Nursery:
 
     # Picks
 
+    def _ask_rule(self, tree: Tree, k: int, rng: np.random.Generator) -> Sequence[Expansion]:
+        """The places that the rule names, all of which can be grown from."""
+        picks: Any = self.plan.rule(tree, k, rng)
+        # A node has a parent as well: taken for an Expansion, it would grow elsewhere than was meant.
+        if not isinstance(picks, Sequence) or not all(map(_is_expansion, picks)):
+            raise ConfigError(
+                f"the expansion rule {self.plan.rule!r} must return a list of Expansion objects, with nodes as parent "
+                f"and picked, found {_kinds(picks)}"
+            )
+        if len(picks) > k:
+            raise ConfigError(f"the expansion rule was asked for at most {k} places and returned {len(picks)}")
+        for pick in picks:
+            self._check(pick, tree)
+        return picks
+
     def _check(self, pick: Expansion, tree: Tree) -> None:
-        node = pick.parent
-        while node.parent is not None:
-            node = node.parent
-        if node is not tree.root or pick.parent.is_leaf or not pick.parent.branchable:
+        if not tree.holds(pick.parent) or pick.parent.is_leaf or not pick.parent.branchable:
             raise ConfigError(
                 f"the expansion rule {self.plan.rule!r} chose node {pick.parent.path} (status {pick.parent.status}, "
                 f"branchable {pick.parent.branchable}); it must choose open, branchable nodes of the tree it was given"
+            )
+        if not tree.holds(pick.picked):
+            raise ConfigError(
+                f"the expansion rule {self.plan.rule!r} picked node {pick.picked.path} of another tree; it must pick "
+                "nodes of the tree it was given"
             )
 
     def _finish(self, growth: Growth) -> None:
@@ -439,6 +458,21 @@ class _Nursery:
         chosen = set(rng.choice(len(leaves), size=keep, replace=False).tolist())
         for i, leaf in enumerate(leaves):
             leaf.pruned = i not in chosen
+
+
+def _is_expansion(pick: object) -> bool:
+    return isinstance(pick, Expansion) and isinstance(pick.parent, Node) and isinstance(pick.picked, Node)
+
+
+def _kinds(picks: Any) -> str:
+    """What a rule returned, in the words of its types: the text of a node is that of its whole tree."""
+    if not isinstance(picks, Sequence):
+        return type(picks).__name__
+    wrong = next(pick for pick in picks if not _is_expansion(pick))
+    found = f"{type(picks).__name__} with {type(wrong).__name__}"
+    if isinstance(wrong, Expansion):
+        found += f" of {type(wrong.parent).__name__} and {type(wrong.picked).__name__}"
+    return found
 
 
 @contextmanager

@@ -145,6 +145,12 @@ class Tree:
             queue.extend(node.children)
         return out
 
+    def holds(self, node: Node) -> bool:
+        """Whether ``node`` is one of this tree."""
+        while node.parent is not None:
+            node = node.parent
+        return node is self.root
+
     def leaves(self) -> list[Node]:
         """All finished trajectories' last nodes, depth first."""
         return [n for n in self.root.walk() if n.is_leaf]

@@ -741,11 +741,39 @@ def test_nodes_after_an_external_call_are_never_grown() -> None:
         (lambda t, k, r: [Expansion(t.leaves()[0], t.root, None, "")], "open, branchable"),
         (lambda t, k, r: [Expansion(Node(), t.root, None, "")], "of the tree it was given"),
         (lambda t, k, r: [Expansion(t.root, t.root, None, "")] * (k + 1), "at most 2"),
+        (lambda t, k, r: [Expansion(t.root, Node(), None, "")], "another tree"),
+        (lambda t, k, r: [t.root.children[0]], "list with Node$"),
+        (lambda t, k, r: [Expansion(t.root, None, None, "")], "list with Expansion of Node and NoneType$"),
+        (lambda t, k, r: None, "NoneType$"),
+        (lambda t, k, r: (Expansion(t.root, t.root, None, "") for _ in range(k)), "generator$"),
     ],
 )
 def test_rules_that_break_their_contract_are_refused(rule: ExpansionRule, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run(GrowthPlan(rounds=1, expansions=2, rule=rule))
+
+
+def test_trees_that_a_plan_does_not_have_are_refused() -> None:
+    for index in (-1, 2):
+        with pytest.raises(ConfigError, match=r"trees 0 to 1, found \[\('p0', "):
+            run(TREE_GRPO, only={"p0": [index]})
+    assert [t.index for t in run(TREE_GRPO, only={"p0": [1, 1]}).groups[0].trees] == [1]
+
+
+def test_an_environment_may_say_error_in_the_info_of_a_turn() -> None:
+    """It is the turn's own; only a prompt that could not be made fails what grows from it."""
+
+    class Noting(LampCore):
+        def resolve(self, state: Any, pending: Any, results: Any) -> Any:
+            step = super().resolve(state, pending, results)
+            return replace(step, info=FrozenDict({**step.info, "error": "the lamp flickers"}))
+
+    plan = replace(AT2PO, rounds=3, rule=random_nodes)
+    noting, plain = run(plan, core=Noting()), run(plan)
+    assert noting.stats == plain.stats
+    assert [(n.path, n.text, n.status, n.reward) for n in nodes(noting)] == [
+        (n.path, n.text, n.status, n.reward) for n in nodes(plain)
+    ]
 
 
 def test_a_rule_may_pick_nothing() -> None:

@@ -2,7 +2,8 @@
 
 A rule is a function ``rule(tree, k, rng, **options) -> list[Expansion]``: up to ``k`` places to grow, repetition
 allowed. It reads the tree, never changes it, and draws from ``rng`` only, or from a generator derived from
-``tree.seed``. A rule may carry an attribute ``needs``:
+``tree.seed``. A tree in which nothing runs and for which it names no place grows no more. A rule may carry an attribute
+``needs``:
 
 - ``"finished_round"`` (the default): it is asked between the rounds of a tree, when every trajectory has ended;
 - ``"any"``: it may be asked while trajectories of the tree are still running, for one place at a time, until as many
