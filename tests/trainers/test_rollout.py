@@ -167,6 +167,7 @@ RULES: tuple[ExpansionRule, ...] = (
     functools.partial(arpo, vocab_size=300),
     functools.partial(aepo, vocab_size=300),
 )
+NO_NODE: Any = None
 LIMITS = Limits(max_turn_tokens=32, max_context_tokens=4000, tool_backoff_s=0.0)
 
 
@@ -743,7 +744,7 @@ def test_nodes_after_an_external_call_are_never_grown() -> None:
         (lambda t, k, r: [Expansion(t.root, t.root, None, "")] * (k + 1), "at most 2"),
         (lambda t, k, r: [Expansion(t.root, Node(), None, "")], "another tree"),
         (lambda t, k, r: [t.root.children[0]], "list with Node$"),
-        (lambda t, k, r: [Expansion(t.root, None, None, "")], "list with Expansion of Node and NoneType$"),
+        (lambda t, k, r: [Expansion(t.root, NO_NODE, None, "")], "list with Expansion of Node and NoneType$"),
         (lambda t, k, r: None, "NoneType$"),
         (lambda t, k, r: (Expansion(t.root, t.root, None, "") for _ in range(k)), "generator$"),
     ],
