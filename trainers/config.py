@@ -195,7 +195,7 @@ class EngineConfig:
             raise ConfigError(f"engine.sleep=true is for engine=vllm, found engine={self.name}; leave engine.sleep out")
         for name in ("max_batch_rows", "max_concurrent_requests", "block_size", "kv_cache_gb"):
             at_least(f"engine.{name}", getattr(self, name), 1)
-        for name in ("entropy_topk", "retries"):
+        for name in ("max_cached_tokens", "entropy_topk", "retries"):
             at_least(f"engine.{name}", getattr(self, name), 0)
         if self.timeout_s <= 0:
             raise ConfigError(f"engine.timeout_s={self.timeout_s}: expected seconds above 0, in all for one request")

@@ -66,6 +66,8 @@ class HFEngine:
             raise ConfigError(
                 f"max_batch_rows and max_batch_tokens must be positive, found {max_batch_rows} and {max_batch_tokens}"
             )
+        if max_cached_tokens is not None and max_cached_tokens < 0:
+            raise ConfigError(f"max_cached_tokens={max_cached_tokens}: expected 0 or more, or None for no bound")
         self.model = model
         self.tokenizer = tokenizer
         self.max_batch_rows = max_batch_rows

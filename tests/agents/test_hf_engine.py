@@ -15,6 +15,7 @@ from turntree.agents.engines.kv import BatchCache
 from turntree.agents.tiny import build_tiny_model, build_tokenizer
 from turntree.agents.tokenizer import ByteTokenizer, decode, encode
 from turntree.errors import ConfigError, EngineError
+from turntree.trainers.config import EngineConfig
 
 WORDS = ["the", "a", "of", "is", "who", "what", "where", "born", "in", "capital", "director", "film", "search", "I"]
 
@@ -371,6 +372,10 @@ def test_refusals(model: Any, tokenizer: Any, engine: HFEngine) -> None:
         engine.generate([Request(Prefix(prompt(0, 500)), SamplingParams(13), seed=0)])
     with pytest.raises(ConfigError, match="max_batch_rows"):
         HFEngine(model, tokenizer, max_batch_rows=0)
+    with pytest.raises(ConfigError, match="max_cached_tokens=-1: expected 0 or more, or None"):
+        HFEngine(model, tokenizer, max_cached_tokens=-1)
+    with pytest.raises(ConfigError, match=r"engine\.max_cached_tokens=-1 is out of range"):
+        EngineConfig(max_cached_tokens=-1)
     assert engine.generate([]) == []
 
 
