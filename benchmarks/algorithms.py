@@ -130,9 +130,14 @@ def settle() -> None:
 def begin() -> None:
     """A process of the pool settles, and ends with the one that started it, however that ends."""
     settle()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
     parent = parent_process()
-    assert parent is not None
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 @contextmanager
