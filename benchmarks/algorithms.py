@@ -114,7 +114,7 @@ def tell(store: Store, name: str, results: Sequence[ArmResult], budget: float) -
     print(f"\n## {name}, {budget:,.0f} tokens a run\n\n{text}", flush=True)
     store.folder.mkdir(parents=True, exist_ok=True)
     (store.folder / f"{name}.md").write_text(text + "\n", encoding="utf-8")
-    drawn = [r for r in results if r.name in ARMS]
+    drawn = results if len(results) <= len(ARMS) else [r for r in results if r.name in ARMS]
     plot_curve(store.folder / f"{name}.svg", series(drawn, budget=budget), x_label="sampled tokens")
     return list(figures(name, rows))
 
