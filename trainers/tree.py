@@ -102,6 +102,14 @@ class Node:
         self.children.insert(index, child)
         return child
 
+    @property
+    def root(self) -> Node:
+        """The node above all others of its tree; itself, where it has no parent."""
+        node = self
+        while node.parent is not None:
+            node = node.parent
+        return node
+
     def trajectory(self) -> list[Node]:
         """The turns from the root's child to this node; the root itself is left out."""
         nodes: list[Node] = []
@@ -147,9 +155,7 @@ class Tree:
 
     def holds(self, node: Node) -> bool:
         """Whether ``node`` is one of this tree."""
-        while node.parent is not None:
-            node = node.parent
-        return node is self.root
+        return node.root is self.root
 
     def leaves(self) -> list[Node]:
         """All finished trajectories' last nodes, depth first."""

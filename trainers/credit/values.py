@@ -82,17 +82,11 @@ def at2po_values(
     return values
 
 
-def _root_of(node: Node) -> Node:
-    while node.parent is not None:
-        node = node.parent
-    return node
-
-
 def _difference(node: Node, values: Mapping[Node, float], advantage: TurnAdvantage) -> float:
     v = values[node]
     if node.parent is None or advantage == "node_value":
         return v
-    local, wide = v - values[node.parent], v - values[_root_of(node)]
+    local, wide = v - values[node.parent], v - values[node.root]
     return {"diff_parent": local, "diff_global": wide, "diff_localglobal": local + wide}[advantage]
 
 
