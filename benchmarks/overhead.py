@@ -30,7 +30,7 @@ from turntree.agents.smollm2 import unpack_smollm2
 from turntree.envs.search_qa import SearchQACore
 from turntree.envs.tools import SearchTool
 from turntree.envs.worlds import generate_world
-from turntree.trainers import collector, desk, learner, preparation
+from turntree.trainers import collector, desk, learner, preparation, run_checkpoints
 from turntree.trainers.coldstart import cold_start
 from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
@@ -67,7 +67,7 @@ PARTS: tuple[tuple[Any, str, str], ...] = (
     (MetricsLog, "write", "metrics"),
     (TreeStore, "write", "rollout store"),
     (learner, "by_node", "rollout store"),
-    (learner, "save_checkpoint", "checkpoints"),
+    (run_checkpoints, "save_checkpoint", "checkpoints"),
     (collector.TreeCollector, "collect", REST),
 )
 """What is timed: (owner, attribute, row of the table). Time of a part inside another one is booked once, inside."""

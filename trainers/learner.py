@@ -43,16 +43,7 @@ from turntree.trainers.build_training import (
     build_reference,
     build_validation,
 )
-from turntree.trainers.checkpoint import (
-    best_checkpoint,
-    config_fingerprint,
-    latest_checkpoint,
-    load_checkpoint,
-    load_weights,
-    mark_best,
-    resumable_checkpoint,
-    save_checkpoint,
-)
+from turntree.trainers.checkpoint import config_fingerprint, latest_checkpoint
 from turntree.trainers.cluster.engine import ClusterEngine
 from turntree.trainers.cluster.rollout import ClusterRollout, joined_metrics
 from turntree.trainers.coldstart import demonstrations
@@ -63,7 +54,6 @@ from turntree.trainers.credit import credit_needs
 from turntree.trainers.diagnosis import Skipped, stop_diverged
 from turntree.trainers.distributed.setup import join_run
 from turntree.trainers.distributed.share import share_rollout
-from turntree.trainers.distributed.strategy import Gathered
 from turntree.trainers.evaluate import Evaluation, shown
 from turntree.trainers.evaluation.passport import Passport, check_same_data, run_passport
 from turntree.trainers.forward import check_packed
@@ -74,6 +64,7 @@ from turntree.trainers.packing import Pack
 from turntree.trainers.progress import RESUME_KEYS, Progress
 from turntree.trainers.report.run_page import write_page
 from turntree.trainers.rollout import Prompt, Rollout, grow
+from turntree.trainers.run_checkpoints import RunCheckpoints
 from turntree.trainers.run_folder import MetricsLog, RunFolder, SilentLog
 from turntree.trainers.run_lock import only_writer
 from turntree.trainers.seeds import derive_seed
@@ -169,7 +160,6 @@ class _Run:
         self.stepper = PolicyStepper(
             self.objective, self.strategy, warmup_steps=config.trainer.warmup_steps, on_skip=self._skipped
         )
-        self.fingerprint = config_fingerprint(asdict(config), RESUME_KEYS)
         with ExitStack() as refused:  # an engine may hold processes by now
             refused.callback(self.bench.close)
             # A server may hold anything, or take no weights at all.
@@ -187,7 +177,15 @@ class _Run:
         self.validation = (
             None if dev is None else Validation(config, dev, self.bench, dev_finisher, self.scorer, ranks, results)
         )
-        self.saved_step = 0
+        self.checkpoints = RunCheckpoints(
+            self.folder.checkpoints,
+            policy=trained_part(self.bench.model),
+            strategy=self.strategy,
+            modules=self._moving(),
+            fingerprint=config_fingerprint(asdict(config), RESUME_KEYS),
+            keep=config.trainer.keep_checkpoints,
+            metric=None if dev is None else dev.core.metric,
+        )
         self.evaluation: Evaluation | None = None
         self.collected: Collected | None = None
         self.cluster: ClusterRollout | None = None
@@ -258,7 +256,7 @@ class _Run:
             judges,
             stop_on_interrupt("training step") as self.interrupted,
             self.ranks.naming_losses(),
-            self._only_writer(),
+            only_writer(self.folder.path, ranks=self.ranks),
             self._resume_or_start() as self.metrics,
         ):
             if self.progress.step == 0 and self.config.trainer.eval_every:
@@ -266,8 +264,8 @@ class _Run:
             self._trainer().train()
             if self.cluster is not None:
                 self.cluster.close()
-            if self.progress.step > self.saved_step:  # Ctrl-C between two checkpoints
-                self._save(self.progress.step)
+            if self.progress.step > self.checkpoints.saved_step:  # Ctrl-C between two checkpoints
+                self.checkpoints.save(self.progress)
             if self.ranks.is_main:
                 self._export()
         return TrainResult(
@@ -280,34 +278,15 @@ class _Run:
     def _export(self) -> None:
         """Write ``model`` (the weights at the end) and, where the run validated, ``best-model``."""
         save_model(self.bench.model, self.bench.tokenizer, self.folder.path / "model")
-        best = best_checkpoint(self.folder.checkpoints)
-        if best is not None:
-            load_weights(best, trained_part(self.bench.model))
+        if self.checkpoints.load_best():
             save_model(self.bench.model, self.bench.tokenizer, self.folder.path / "best-model")
 
-    def _only_writer(self) -> ExitStack:
-        """Keeps other processes out of the folder: a scheduler may start a job with resume=true twice."""
-        held = ExitStack()
-        self.ranks.main(lambda: held.enter_context(only_writer(self.folder.path)))
-        return held
-
     def _resume_or_start(self) -> MetricsLog | SilentLog:
-        found = self.ranks.main(lambda: resumable_checkpoint(self.folder.checkpoints) if self.config.resume else None)
+        found = self.checkpoints.newest() if self.config.resume else None
         record, passport = self.folder.path / "passport.json", self._passport()
         if found is not None:
-            state = load_checkpoint(
-                found,
-                model=trained_part(self.bench.model),
-                optimizer=self.stepper.optimizer,
-                fingerprint=self.fingerprint,
-            ).state
+            self.progress = self.checkpoints.load(found)
             self.ranks.main(lambda: check_same_data(record, passport))
-            self.progress = Progress(**state["progress"])
-            for name, module in self._extra_modules().items():
-                module.load_state_dict(state[name])
-            self.strategy.adopt()
-            self.saved_step = self.progress.step
-            self.ranks.main(lambda: self._mark_best(found))  # killed between a checkpoint and its mark
             self.stepper.updates, self.stepper.skipped = self.progress.updates, self.progress.skipped
             self.stepper.in_a_row = self.progress.skipped_in_a_row
             self.bench.engine.update_weights(self.progress.step)
@@ -334,7 +313,7 @@ class _Run:
             self.config, self.task, split="train", sampling=sampling, dialogue=self.bench.dialogue.report.text()
         )
 
-    def _extra_modules(self) -> dict[str, torch.nn.Module]:
+    def _moving(self) -> dict[str, torch.nn.Module]:
         """What a checkpoint holds besides the policy: a frozen reference is the initial model, and needs no copy."""
         moving = self.reference if self.config.algorithm.reference_every is not None else None
         modules = {"reference": moving, "value_head": self.value_head}
@@ -427,7 +406,7 @@ class _Run:
         # Metrics go before the checkpoint: a run that is killed between the two writes them again.
         self.metrics.write(step, metrics)
         if self._complete() or step % self.config.trainer.save_every == 0 or self.progress.best_step == step:
-            self._save(step)
+            self.checkpoints.save(self.progress)
         if self.on_step is not None:
             self.on_step(step, metrics)
 
@@ -499,29 +478,3 @@ class _Run:
         if step and (not math.isnan(score) if best is None else score > best):
             self.progress.best_score, self.progress.best_step = score, step
         return {f"validation/{key}": float(summary[key]) for key in (*shown(summary), "n")}
-
-    def _save(self, step: int) -> None:
-        moments = Gathered(self.strategy.state_dict())
-        self.saved_step = step
-        self.ranks.main(lambda: self._write_checkpoint(step, moments))
-
-    def _write_checkpoint(self, step: int, moments: Gathered) -> None:
-        folder = save_checkpoint(
-            self.folder.checkpoints,
-            step,
-            model=trained_part(self.bench.model),
-            optimizer=moments,
-            state={
-                "progress": asdict(self.progress),
-                **{name: dict(module.state_dict()) for name, module in self._extra_modules().items()},
-            },
-            fingerprint=self.fingerprint,
-            keep=self.config.trainer.keep_checkpoints,
-        )
-        self._mark_best(folder)
-
-    def _mark_best(self, folder: Path) -> None:
-        """Mark the checkpoint of the step that was just saved or loaded, if it is the best one so far."""
-        progress = self.progress
-        if progress.best_step == progress.step and progress.best_score is not None and self.validation is not None:
-            mark_best(folder, metric=self.validation.task.core.metric, value=progress.best_score)

@@ -6,11 +6,12 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from turntree.errors import CheckpointError
 from turntree.trainers.atomic import written
+from turntree.trainers.distributed.ranks import ALONE, Ranks
 
 __all__ = ["only_writer"]
 
@@ -18,13 +19,20 @@ _BUSY = (errno.EAGAIN, errno.EACCES)
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Keep other processes out of ``folder``, which is made where there is none.
+def only_writer(folder: Path, *, ranks: Ranks = ALONE) -> Iterator[None]:
+    """Keep other processes out of ``folder``, which is made where there is none; ``ranks`` have it together.
 
     The lock ends with the block, or with the process however that ends. Raises :class:`CheckpointError` where another
     process has the folder. On a file system without locks nothing is kept out. Once at a time for a folder in this
     process.
     """
+    with ExitStack() as held:
+        ranks.main(lambda: held.enter_context(_locked(folder)))
+        yield
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
     path = folder / ".lock"
     with written(path):
         folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -154,8 +153,8 @@ def cold_start(
         return made
 
     folder = ranks.main(make_folder)
-    with stop_on_interrupt("optimiser step") as interrupted, ranks.naming_losses(), ExitStack() as held:
-        ranks.main(lambda: held.enter_context(only_writer(folder.path)))
+    writer = only_writer(folder.path, ranks=ranks)
+    with stop_on_interrupt("optimiser step") as interrupted, ranks.naming_losses(), writer:
         result = train_sft(
             bench.model,
             learnt.groups,

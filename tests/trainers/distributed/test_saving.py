@@ -27,9 +27,9 @@ import os
 import signal
 from pathlib import Path
 
-from turntree.trainers import learner
+from turntree.trainers import run_checkpoints
 
-save, rename = learner.save_checkpoint, os.replace
+save, rename = run_checkpoints.save_checkpoint, os.replace
 
 
 def dying(folder, step, **parts):
@@ -38,7 +38,7 @@ def dying(folder, step, **parts):
     return save(folder, step, **parts)
 
 
-learner.save_checkpoint = dying
+run_checkpoints.save_checkpoint = dying
 
 
 def busy(outcome):
