@@ -23,8 +23,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from turntree.agents.dialogue import Dialogue
 from turntree.agents.engines.protocol import Engine, Generation, Prefix, Request, SamplingParams
 from turntree.agents.scorer import Answers, Failed, Finisher, Scored, Scorer
@@ -35,7 +33,7 @@ from turntree.trainers.adaptive import allowances, is_certain, left_over, reward
 from turntree.trainers.credit import drop_small_groups
 from turntree.trainers.desk import EngineDesk, JudgeDesk, Judging
 from turntree.trainers.episode import Ask, Episode, Setting, as_failure, failed_leaf
-from turntree.trainers.expansion import Expansion, needs_of
+from turntree.trainers.expansion import ask_rule, needs_of
 from turntree.trainers.growth import Growth, Job, as_finished, reward, total
 from turntree.trainers.inbox import Inbox
 from turntree.trainers.plan import Allowance, Budget, GrowthPlan, Limits, Prompt
@@ -360,13 +358,34 @@ class _Nursery:
         if growth.budget.leaves is not None:
             k = min(k, growth.budget.leaves - growth.tally.trajectories - growth.running)
         rng = derive_rng(self.setting.run_seed, tree.prompt_uid, tree.index, "pick", growth.picks)
-        picks = self._ask_rule(tree, k, rng)
+        picks = ask_rule(plan.rule, tree, k, rng)
         growth.left -= min(step, growth.left)
         growth.picks += step
         self.moved_used += len(picks) if growth.given.expansions > 0 else 0
         tree.rounds = growth.picks // plan.expansions
         for pick in picks:
             self._launch(growth, pick.parent, Node(picked=pick.picked, score=pick.score, reason=pick.reason))
+
+    def _finish(self, growth: Growth) -> None:
+        """Prune, count, let go of the engine's handles, and hand the tree over."""
+        self._prune(growth)
+        growth.tally.close(growth.tree)
+        for node in growth.tree.root.walk():
+            node.prefix = None
+        growth.scheduled.clear()
+        if self.on_tree is not None:
+            self.on_tree(growth.tree)
+        if self.on_counted is not None:
+            self.on_counted(growth.tree, growth.tally)
+
+    def _prune(self, growth: Growth) -> None:
+        leaves, keep = growth.tree.scored_leaves(), self.plan.kept_leaves
+        if keep is None or len(leaves) <= keep:
+            return
+        rng = derive_rng(self.setting.run_seed, growth.prompt.uid, growth.tree.index, "keep")
+        chosen = set(rng.choice(len(leaves), size=keep, replace=False).tolist())
+        for i, leaf in enumerate(leaves):
+            leaf.pruned = i not in chosen
 
     # Adaptive budgets
 
@@ -408,71 +427,6 @@ class _Nursery:
                 alike = not rewards_differ(g.tree for g in family)
                 order.extend((alike, g.tree.index, place, g) for g in family)
         return [growth for *_, growth in sorted(order, key=lambda row: row[:3])]
-
-    # Picks
-
-    def _ask_rule(self, tree: Tree, k: int, rng: np.random.Generator) -> Sequence[Expansion]:
-        """The places that the rule names, all of which can be grown from."""
-        picks: Any = self.plan.rule(tree, k, rng)
-        # A node has a parent as well: taken for an Expansion, it would grow elsewhere than was meant.
-        if not isinstance(picks, Sequence) or not all(map(_is_expansion, picks)):
-            raise ConfigError(
-                f"the expansion rule {self.plan.rule!r} must return a list of Expansion objects, with nodes as parent "
-                f"and picked, found {_kinds(picks)}"
-            )
-        if len(picks) > k:
-            raise ConfigError(f"the expansion rule was asked for at most {k} places and returned {len(picks)}")
-        for pick in picks:
-            self._check(pick, tree)
-        return picks
-
-    def _check(self, pick: Expansion, tree: Tree) -> None:
-        if not tree.holds(pick.parent) or pick.parent.is_leaf or not pick.parent.branchable:
-            raise ConfigError(
-                f"the expansion rule {self.plan.rule!r} chose node {pick.parent.path} (status {pick.parent.status}, "
-                f"branchable {pick.parent.branchable}); it must choose open, branchable nodes of the tree it was given"
-            )
-        if not tree.holds(pick.picked):
-            raise ConfigError(
-                f"the expansion rule {self.plan.rule!r} picked node {pick.picked.path} of another tree; it must pick "
-                "nodes of the tree it was given"
-            )
-
-    def _finish(self, growth: Growth) -> None:
-        """Prune, count, let go of the engine's handles, and hand the tree over."""
-        self._prune(growth)
-        growth.tally.close(growth.tree)
-        for node in growth.tree.root.walk():
-            node.prefix = None
-        growth.scheduled.clear()
-        if self.on_tree is not None:
-            self.on_tree(growth.tree)
-        if self.on_counted is not None:
-            self.on_counted(growth.tree, growth.tally)
-
-    def _prune(self, growth: Growth) -> None:
-        leaves, keep = growth.tree.scored_leaves(), self.plan.kept_leaves
-        if keep is None or len(leaves) <= keep:
-            return
-        rng = derive_rng(self.setting.run_seed, growth.prompt.uid, growth.tree.index, "keep")
-        chosen = set(rng.choice(len(leaves), size=keep, replace=False).tolist())
-        for i, leaf in enumerate(leaves):
-            leaf.pruned = i not in chosen
-
-
-def _is_expansion(pick: object) -> bool:
-    return isinstance(pick, Expansion) and isinstance(pick.parent, Node) and isinstance(pick.picked, Node)
-
-
-def _kinds(picks: Any) -> str:
-    """What a rule returned, in the words of its types: the text of a node is that of its whole tree."""
-    if not isinstance(picks, Sequence):
-        return type(picks).__name__
-    wrong = next(pick for pick in picks if not _is_expansion(pick))
-    found = f"{type(picks).__name__} with {type(wrong).__name__}"
-    if isinstance(wrong, Expansion):
-        found += f" of {type(wrong.parent).__name__} and {type(wrong.picked).__name__}"
-    return found
 
 
 @contextmanager

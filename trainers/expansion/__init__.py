@@ -14,6 +14,7 @@ Both ways of naming a place map to one. Most rules pick a state and grow a child
 it again, which is a new child of its parent (``Expansion.picked`` keeps the turn).
 """
 
+from turntree.trainers.expansion.asking import ask_rule
 from turntree.trainers.expansion.branching import (
     aepo,
     aepo_branch,
@@ -34,6 +35,7 @@ __all__ = [
     "aepo_branch",
     "arpo",
     "arpo_branch",
+    "ask_rule",
     "chain",
     "entropy",
     "guided",
