@@ -84,6 +84,11 @@ def root_only(tree, k, rng):
     return [Expansion(tree.root, tree.root, None, "root")] * k
 
 
+def ended(tree, k, rng):
+    """Names a leaf, where nothing can grow."""
+    return [Expansion(leaf, leaf, None, "leaf") for leaf in tree.leaves()[:k]]
+
+
 def flat(occurrences, denominators):
     """A loss of one number; the weights stay as they are."""
     loss = occurrences.logp.sum() * 0 + 7.0

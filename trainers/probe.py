@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
@@ -18,7 +18,7 @@ from turntree.envs.task import FrozenDict, Question
 from turntree.errors import ConfigError, TurnTreeError
 from turntree.search_backend.passage import Passage, SearchBackend
 from turntree.trainers.credit import Advantages, CreditRule, credit_needs
-from turntree.trainers.expansion import Expansion, ExpansionRule
+from turntree.trainers.expansion import ExpansionRule, ask_rule
 from turntree.trainers.losses import Denominators, Occurrences, Pairs, PolicyLoss
 from turntree.trainers.objectives import LossFunction, PairLossFunction, loss_needs
 from turntree.trainers.tree import Group, Node, Tree
@@ -153,9 +153,7 @@ def probe_credit(rule: CreditRule, *, option: str) -> None:
 def probe_expansion(rule: ExpansionRule, *, option: str) -> None:
     """Ask for two places in a small finished tree. Raises ``ConfigError``."""
     with _trying(option):
-        found: Any = rule(_tree(0), 2, np.random.default_rng(0))
-    if not isinstance(found, Sequence) or len(found) > 2 or not all(isinstance(e, Expansion) for e in found):
-        raise ConfigError(f"{option}: expected a list of at most 2 Expansions, found {found!r:.100}")
+        ask_rule(rule, _tree(0), 2, np.random.default_rng(0))
 
 
 def probe_loss(loss: Loss, *, option: str) -> None:

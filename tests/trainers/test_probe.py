@@ -73,6 +73,10 @@ def test_what_is_no_rule_is_refused_by_name(bed: Any, option: str, found: str) -
         ("reward.finisher=users_rules:root_only", r"reward\.finisher=users_rules:root_only.*one batch"),
         ("algorithm.credit=users_rules:constant", r"algorithm\.credit=users_rules:constant.*Advantages"),
         ("algorithm.expansion=users_rules:constant", r"algorithm\.expansion=users_rules:constant failed"),
+        (
+            "algorithm.expansion=users_rules:ended",
+            r"algorithm\.expansion=users_rules:ended.*status answered.*must choose open",
+        ),
         ("algorithm.objective=users_rules:constant", r"algorithm\.objective=users_rules:constant failed"),
     ],
 )
