@@ -189,7 +189,8 @@ def _plans(folder: Path, *, quick: bool) -> list[Figure]:
     for name, shape, trees in shapes:
         for recompute in _RECOMPUTE:
             # What the allocator holds beyond what is asked for varies by 20 MB from run to run.
-            runs = [_in_process(shape, trees, recompute) for _ in range(1 if shape.parameters > 10_000_000 else 5)]
+            times = 1 if quick or shape.parameters > 10_000_000 else 5
+            runs = [_in_process(shape, trees, recompute) for _ in range(times)]
             size, ratio = (statistics.median(run[key] for run in runs) for key in ("measured", "ratio"))
             what = f"an update with trainer.activation_checkpointing={recompute}"
             figures.append(Figure(f"{name}, {what}: measured", size / 1e6, "MB", "lower"))
