@@ -30,6 +30,9 @@ LAST = 0.1
 """The final exact match is the mean over this last share of the budget."""
 
 
+ROUNDING = 1e-9
+
+
 @dataclass(frozen=True, slots=True)
 class ArmResult:
     """An arm in its chosen setting on fresh seeds; ``traces`` by seed."""
@@ -42,7 +45,7 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class Interval3:
-    """A value and 95 % of its bootstrap; infinite where the exact match is not reached."""
+    """A value and 95 % of its bootstrap, nan without one; infinite where the exact match is not reached."""
 
     value: float
     low: float
@@ -50,7 +53,7 @@ class Interval3:
 
     def __str__(self) -> str:
         if math.isinf(self.value):
-            return "not reached" if math.isinf(self.low) else f"not reached [{self.low:.2f}, ∞]"
+            return f"not reached [{self.low:.2f}, ∞]" if math.isfinite(self.low) else "not reached"
         high = "∞" if math.isinf(self.high) else f"{self.high:.2f}"
         return f"{self.value:.2f}" if math.isnan(self.low) else f"{self.value:.2f} [{self.low:.2f}, {high}]"
 
@@ -108,20 +111,26 @@ def compare(results: Sequence[ArmResult], *, baseline: str, budget: float, targe
 
 def _compared(arm: ArmResult, reference: ArmResult, budget: float, target: float) -> Compared:
     seeds = sorted(set(arm.traces) & set(reference.traces))
+    if not seeds:
+        raise ValueError(
+            f"{arm.name} has seeds {sorted(arm.traces)} and {reference.name} {sorted(reference.traces)}: expected some "
+            "that both have; run them on the same ones"
+        )
     own, other = ([r.traces[s] for s in seeds] for r in (arm, reference))
     weights = _resampled(len(seeds))
     tokens = [weights @ on_grid(t, budget, "tokens") for t in (own, other)]
     most = max(max(t.calls) for t in (*own, *other)) or 1
     calls = [weights @ on_grid(t, most, "calls") for t in (own, other)]
     last = round(POINTS * (1 - LAST))
-    goal = tokens[1][:, last:].mean(1)
+    # A plateau gets to its own mean, whatever way that is rounded.
+    goal = tokens[1][:, last:].mean(1) - ROUNDING
     half = np.full(len(weights), target)
     return Compared(
         arm=arm,
         seeds=len(seeds),
         start=float(np.mean([t.em[0] for t in own])),
-        final=_interval(tokens[0][:, last:].mean(1)),
-        mean=_interval(tokens[0].mean(1)),
+        final=_interval(tokens[0][:, last:].mean(1), enough=len(seeds) > 1),
+        mean=_interval(tokens[0].mean(1), enough=len(seeds) > 1),
         to_final=_ratio(tokens, goal, budget),
         to_final_calls=_ratio(calls, goal, most),
         to_half=_ratio(tokens, half, budget),
@@ -136,10 +145,11 @@ def _resampled(seeds: int) -> FloatArray:
 
 
 def _ratio(pair: Sequence[FloatArray], goal: FloatArray, budget: float) -> Interval3:
-    """Where only the baseline does not get there, its whole budget counts for it: the ratio is then an upper bound."""
-    own, other = (crossing(curves, goal, budget) for curves in pair)
-    other = np.maximum(np.minimum(other, budget), budget / POINTS)
-    return _interval(own / other, enough=_seeds_vary(pair))
+    """Where only the baseline does not get there, its whole budget counts for it: the ratio is then an upper bound.
+
+    Who is there from the start needs a step of the grid: two such are equal, not 0 / 0."""
+    own, other = (np.maximum(crossing(curves, goal, budget), budget / POINTS) for curves in pair)
+    return _interval(own / np.minimum(other, budget), enough=_seeds_vary(pair))
 
 
 def _seeds_vary(pair: Sequence[FloatArray]) -> bool:

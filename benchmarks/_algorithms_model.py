@@ -12,12 +12,14 @@ question templates are new, by sampling and greedily.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from turnworld import report
 
 from turntree.envs.worlds import generate_world
 from turntree.envs.worlds.names import Split
+from turntree.errors import ConfigError
 from turntree.trainers.coldstart import cold_start
 from turntree.trainers.compose import compose
 from turntree.trainers.config import RunConfig
@@ -141,6 +144,22 @@ class Run:
     seed: int
 
 
+def _named(option: str) -> str:
+    """What an override sets."""
+    return option.lstrip("+~").partition("=")[0]
+
+
+OWN = frozenset((
+    "algorithm", "algorithm.kl_coef", "algorithm.entropy_coef", "env.questions", "env.test_questions", "experiment",
+    "model.path", "out", "resume", "sampling.eval_temperature", "seed", "trainer.epochs", "trainer.eval_every",
+    "trainer.keep_checkpoints", "trainer.learning_rate", "trainer.max_generated_tokens", "trainer.save_every",
+    "trainer.steps",
+    *(_named(o) for arm in (*MODEL_ARMS, *MODEL_FURTHER) for o in (*arm.options, *itertools.chain(*arm.shapes))),
+    *(_named(o) for options in MODEL_ABLATIONS.values() for o in options),
+))  # fmt: skip
+"""What the protocol or an arm sets: given to every run, it would make them something else than their names say."""
+
+
 @dataclass(frozen=True, slots=True)
 class Workshop:
     """Worlds, cold starts and run folders below ``root``."""
@@ -154,6 +173,19 @@ class Workshop:
                 "tokens": self.protocol.tokens, "start": self.start_of(run.seed), "shared": list(self.protocol.options),
                 "sizes": dict(SIZES)}  # fmt: skip
 
+    def check(self, names: Sequence[str]) -> None:
+        """Whether the options of every run fit, before any is made. Raises ``ConfigError``."""
+        taken = [option for option in self.protocol.options if _named(option) in OWN]
+        if taken:
+            raise ConfigError(
+                f"--set {' '.join(taken)}: arms or the protocol set this themselves; expected an option that is the "
+                "same in all runs, such as trainer.prompts_per_step=8"
+            )
+        arms = {arm.name: arm for arm in (*MODEL_ARMS, *MODEL_FURTHER)}
+        for name in names:
+            arm = arms[name if name in arms else "at2po"]
+            self.configured(0, *arm.options, *arm.shapes[0], *MODEL_ABLATIONS.get(name, ()))
+
     def configured(self, seed: int, *options: str) -> RunConfig:
         """The preset on the worlds of ``seed``. No KL: it would be another knob to tune."""
         config = compose(
@@ -165,7 +197,11 @@ class Workshop:
         return replace(config, env=env)
 
     def folder(self, seed: int) -> Path:
-        return self.root / f"seed-{seed}"
+        """Options of every run may change the cold start: each set of them has folders of its own."""
+        options = self.protocol.options
+        if not options:
+            return self.root / f"seed-{seed}"
+        return self.root / f"seed-{seed}-{sha256(json.dumps(options).encode()).hexdigest()[:12]}"
 
     def start_of(self, seed: int) -> int:
         """The seed whose world and cold start ``seed`` uses."""
@@ -213,7 +249,8 @@ class Workshop:
         model = self.start(run.seed)
         before = self.scored(run.seed, model, self.folder(self.start_of(run.seed)) / "evaluation-before")
         settings = [o.rpartition("=")[2].rpartition(":")[2] for o in run.options]
-        out = self.folder(run.seed) / "-".join([run.name, *settings, f"{run.rate:g}"])
+        start, tokens = self.start_of(run.seed), self.protocol.tokens
+        out = self.folder(run.seed) / "-".join([run.name, *settings, f"{run.rate:g}", f"{start}", f"{tokens}"])
         more = (f"trainer.learning_rate={run.rate}", f"trainer.max_generated_tokens={self.protocol.tokens}",
                 "trainer.steps=1000000", "trainer.save_every=10", "trainer.keep_checkpoints=1")  # fmt: skip
         config = self.configured(run.seed, *run.options, *more)

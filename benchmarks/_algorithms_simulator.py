@@ -139,7 +139,15 @@ class Runs:
             return variants[-1], rate
         best: tuple[float, Arm, float] | None = None
         for variant in variants:
-            rate, area = climb(lambda r, v=variant: self.score(v, r, seeds), rate)  # type: ignore[misc]
+            tried: dict[float, float] = {}
+
+            def score(rate: float, variant: Arm = variant, tried: dict[float, float] = tried) -> float:
+                tried[rate] = self.score(variant, rate, seeds)
+                return tried[rate]
+
+            rate, area = climb(score, rate)
+            if not {rate / 2, rate * 2} <= tried.keys():
+                report(f"{self.name} {subject.name} {label(variant)}: tuning ended at rate {rate:g} while still rising")
             if best is None or area > best[0]:
                 best = area, variant, rate
         assert best is not None

@@ -27,6 +27,7 @@ from _turnworld import (
 from torch import Tensor
 
 from turntree.envs.task import FrozenDict
+from turntree.trainers.expansion import ask_rule
 from turntree.trainers.plan import GrowthPlan
 from turntree.trainers.tree import Group, Node, Tree
 
@@ -124,7 +125,7 @@ def _expansions(tree: Tree, q: Question, plan: GrowthPlan, rng: np.random.Genera
         k = min(k, (plan.budget.share(tree.index, plan.trees).leaves or 0) - len(tree.leaves()))
     walkers: list[_Walker] = []
     scheduled: dict[Node, int] = {}
-    for pick in plan.rule(tree, k, rng) if k > 0 else []:
+    for pick in ask_rule(plan.rule, tree, k, rng) if k > 0 else []:
         ordinal = scheduled.get(pick.parent, len(pick.parent.children))
         scheduled[pick.parent] = ordinal + 1
         walkers.append(_Walker(q, pick.parent, ordinal, pick.picked))

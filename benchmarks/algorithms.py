@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -37,9 +37,11 @@ from _algorithms_analysis import ArmResult, Compared, compare, figures, markdown
 from _algorithms_model import MODEL_ABLATIONS, MODEL_ARMS, MODEL_FURTHER, ModelProtocol, Runs, Workshop, run_models
 from _algorithms_simulator import ABLATIONS, ARMS, BASELINE, FURTHER, Protocol, run_world
 from _algorithms_store import Store
+from _arguments import check_json, different, positive, whole
 from _common import Figure, machine, run
 from _turnworld import WORLDS
 
+from turntree.errors import ConfigError, TurnTreeError
 from turntree.trainers.report.plots import plot_curve
 
 SIMULATED = (*ARMS, *FURTHER, *ABLATIONS)
@@ -54,22 +56,47 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", nargs="+", choices=["simulator", "model"], default=["simulator", "model"])
     parser.add_argument("--keep", type=Path, default=None, help="folder that keeps the runs, and goes on with them")
     cores = int(machine()["cores"] or 1)
-    parser.add_argument("--workers", type=int, default=cores, help="runs made at the same time, each by a process")
+    parser.add_argument("--workers", type=whole(1), default=cores, help="runs made at the same time, each by a process")
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS), help="simulator: worlds")
     parser.add_argument("--arms", nargs="+", choices=SIMULATED, default=None, help="simulator: only these and grpo")
-    parser.add_argument("--seeds", type=int, default=20, help="simulator: fresh seeds of an arm")
-    parser.add_argument("--tuning-seeds", type=int, default=2, help="simulator: seeds to tune on (0: no tuning)")
-    parser.add_argument("--budget", type=float, default=1.0, help="simulator: share of the worlds' budgets")
+    parser.add_argument("--seeds", type=whole(1), default=20, help="simulator: fresh seeds of an arm")
+    parser.add_argument("--tuning-seeds", type=whole(0), default=2,
+                        help="simulator: seeds to tune on (0: each arm's last shape, and the first rate)")  # fmt: skip
+    parser.add_argument("--budget", type=positive, default=1.0, help="simulator: share of the worlds' budgets")
     known = ModelProtocol()
     parser.add_argument("--model-arms", nargs="+", choices=MODELLED, default=None, help="model: only these and grpo")
-    parser.add_argument("--model-seeds", nargs="+", type=int, default=known.seeds, help="model: fresh seeds")
-    parser.add_argument("--model-tuning-seeds", nargs="*", type=int, default=known.tuning_seeds,
+    parser.add_argument("--model-seeds", nargs="+", type=whole(0), default=known.seeds, help="model: fresh seeds")
+    parser.add_argument("--model-tuning-seeds", nargs="*", type=whole(0), default=known.tuning_seeds,
                         help="model: development seeds (none: each arm's first group size and rate)")  # fmt: skip
-    parser.add_argument("--model-updates", nargs="+", type=int, default=known.updates,
+    parser.add_argument("--model-updates", nargs="+", type=whole(1), default=known.updates,
                         help="model: updates of a rollout to choose from; the first chooses group sizes")  # fmt: skip
-    parser.add_argument("--tokens", type=int, default=known.tokens, help="model: sampled tokens of a run")
-    parser.add_argument("--start-seed", type=int, default=None, help="model: world and cold start of this seed for all")
+    parser.add_argument("--tokens", type=whole(1), default=known.tokens, help="model: sampled tokens of a run")
+    parser.add_argument(
+        "--start-seed", type=whole(0), default=None, help="model: world and cold start of this seed for all"
+    )
     parser.add_argument("--set", nargs="*", default=(), metavar="OPTION=VALUE", help="model: options of every run")
+
+
+def check(args: argparse.Namespace, store: Store) -> None:
+    """Refuse what would fail later, or say something that is not so. Raises ``TurnTreeError``."""
+    check_json(args.json)
+    store.check()
+    for option in ("worlds", "model_seeds", "model_tuning_seeds", "model_updates"):
+        different(f"--{option.replace('_', '-')}", getattr(args, option))
+    if "simulator" in args.level:
+        for world in args.worlds:
+            if WORLDS[world].tokens * args.budget < 1:
+                raise ConfigError(
+                    f"--budget {args.budget:g} of world {world} is not one token; expected a share such as 0.5"
+                )
+    if "model" in args.level:
+        both = sorted(set(args.model_seeds) & set(args.model_tuning_seeds))
+        if both:
+            raise ConfigError(
+                f"--model-seeds {' '.join(map(str, both))}: also in --model-tuning-seeds; figures must come from seeds "
+                "that nothing was chosen on: take others"
+            )
+        Workshop(store.folder / "model", protocol(args)).check(chosen_arms(args))
 
 
 def simulator(args: argparse.Namespace, store: Store) -> list[Figure]:
@@ -84,9 +111,8 @@ def simulator(args: argparse.Namespace, store: Store) -> list[Figure]:
     return found
 
 
-def model(args: argparse.Namespace, store: Store) -> list[Figure]:
-    """The table of the language model, and how its policies ended on test worlds."""
-    protocol = ModelProtocol(
+def protocol(args: argparse.Namespace) -> ModelProtocol:
+    return ModelProtocol(
         seeds=tuple(args.model_seeds),
         tuning_seeds=tuple(args.model_tuning_seeds),
         updates=tuple(args.model_updates),
@@ -94,8 +120,16 @@ def model(args: argparse.Namespace, store: Store) -> list[Figure]:
         start_seed=args.start_seed,
         options=tuple(args.set),
     )
-    wanted = [name for name in MODELLED if not args.model_arms or name in args.model_arms or name == BASELINE]
-    results = list(run_models(Runs(Workshop(store.folder / "model", protocol), store), wanted))
+
+
+def chosen_arms(args: argparse.Namespace) -> list[str]:
+    return [name for name in MODELLED if not args.model_arms or name in args.model_arms or name == BASELINE]
+
+
+def model(args: argparse.Namespace, store: Store) -> list[Figure]:
+    """The table of the language model, and how its policies ended on test worlds."""
+    workshop = Workshop(store.folder / "model", protocol(args))
+    results = list(run_models(Runs(workshop, store), chosen_arms(args)))
     found = tell(store, "model", [smoothed(r, SMOOTHING * args.tokens) for r in results], args.tokens)
     lines = ["| arm | seeds | test EM, sampled, before | after | greedy, before | after |", "|---|---|---|---|---|---|"]
     for r in results:
@@ -161,10 +195,28 @@ def measure(args: argparse.Namespace) -> list[Figure]:
         args.tokens, args.start_seed, args.set = 12_000, 1, QUICK
     with tempfile.TemporaryDirectory(prefix="turntree-benchmark-") as tmp, workers(args.workers) as pool:
         store = Store(args.keep or Path(tmp), pool)
-        return [
-            *(simulator(args, store) if "simulator" in args.level else ()),
-            *(model(args, store) if "model" in args.level else ()),
-        ]
+        try:
+            check(args, store)
+            return [
+                *(simulator(args, store) if "simulator" in args.level else ()),
+                *(model(args, store) if "model" in args.level else ()),
+            ]
+        except TurnTreeError as error:
+            sys.exit("\n".join(["algorithms: " + str(error), *getattr(error, "__notes__", ())]))
+        except BrokenExecutor as error:
+            sys.exit(
+                f"algorithms: one of {args.workers} processes ended at once ({error}); it was stopped from outside, or "
+                f"there was no memory. {_kept(args)}, with fewer --workers if memory was short"
+            )
+        except KeyboardInterrupt:
+            print(f"algorithms: stopped. {_kept(args)}", file=sys.stderr)
+            raise
+
+
+def _kept(args: argparse.Namespace) -> str:
+    if args.keep is None:
+        return "Without --keep nothing is kept; start again"
+    return f"Finished runs are in {args.keep}: the same command goes on with them"
 
 
 if __name__ == "__main__":

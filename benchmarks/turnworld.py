@@ -33,11 +33,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 import numpy.typing as npt
 import torch
+from _arguments import check_json, different, whole
 from _common import Figure, run
 from _turnworld import WORLDS, World
 from _turnworld_learn import Arm, Curve, Learner, true_gradient
 
-from turntree.errors import ConfigError
+from turntree.errors import ConfigError, TurnTreeError
 from turntree.trainers.config import AlgorithmConfig
 from turntree.trainers.seeds import derive_rng
 
@@ -163,6 +164,8 @@ def frozen(world: World, subject: Arm, *, seed: int, tokens: int) -> float:
 def gradient_figures(name: str, world: World, subjects: Sequence[Arm], args: argparse.Namespace) -> Iterator[Figure]:
     """Every shape (quick: the first) of every arm that uses a rollout once."""
     shapes = 1 if args.quick else None
+    for subject in (s for s in subjects if s.epochs > 1):
+        report(f"{name} {subject.name}: no gradient with {subject.epochs} updates a rollout, only with epochs=1")
     for subject in (v for s in subjects if s.epochs == 1 for v in s.variants()[:shapes]):
         start = time.perf_counter()
         tokens = args.gradient_tokens * (WITH_OBSERVATIONS if world.observations else 1)
@@ -243,7 +246,7 @@ def tuned(world: World, subject: Arm, *, seeds: int) -> tuple[Arm, float]:
 
 
 def climb(score: Callable[[float], float], rate: float = FIRST_RATE) -> tuple[float, float]:
-    """The rate, in up to ``STEPS`` steps of a factor of two from ``rate``, that neither neighbour beats; its score."""
+    """The rate that neither neighbour beats, or the one reached after ``STEPS`` steps of a factor of two; its score."""
     known: dict[float, float] = {}
 
     def of(rate: float) -> float:
@@ -284,16 +287,16 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=["A"], help="worlds to measure in")
     parser.add_argument("--arms", nargs="+", choices=[a.name for a in arms()], help="only these of the default arms")
     parser.add_argument("--arm", action="append", default=[], metavar="OPTIONS", help=ARM)
-    parser.add_argument("--seeds", type=int, default=12, help="fresh seeds of a learning curve")
-    parser.add_argument("--tuning-seeds", type=int, default=2, help="seeds to tune on (0: no tuning)")
+    parser.add_argument("--seeds", type=whole(1), default=12, help="fresh seeds of a learning curve")
+    parser.add_argument("--tuning-seeds", type=whole(0), default=2, help="seeds to tune on (0: no tuning)")
     parser.add_argument(
-        "--tokens", type=int, default=None, help="sampled tokens of a learning curve, if not the world's"
+        "--tokens", type=whole(1), default=None, help="sampled tokens of a learning curve, if not the world's"
     )
     parser.add_argument(
         "--observations", action="store_true", help="budgets count observations, and are 7 times as big"
     )
-    parser.add_argument("--gradient-seeds", type=int, default=3, help="cold starts of the gradient")
-    parser.add_argument("--gradient-tokens", type=int, default=1_200_000, help="sampled tokens at a cold start")
+    parser.add_argument("--gradient-seeds", type=whole(1), default=3, help="cold starts of the gradient")
+    parser.add_argument("--gradient-tokens", type=whole(1), default=1_200_000, help="sampled tokens at a cold start")
 
 
 def budgeted(world: World, args: argparse.Namespace) -> World:
@@ -311,7 +314,24 @@ def measure(args: argparse.Namespace) -> list[Figure]:
     if args.quick:
         args.seeds, args.tuning_seeds, args.tokens = 2, 0, 500_000
         args.gradient_seeds, args.gradient_tokens = 1, 600_000
-    subjects = [a for a in arms() if not args.arms or a.name in args.arms] + [parse_arm(text) for text in args.arm]
+    try:
+        check_json(args.json)
+        return measured(compared(args), args)
+    except TurnTreeError as error:
+        sys.exit(f"turnworld: {error}")
+
+
+def compared(args: argparse.Namespace) -> list[Arm]:
+    """The arms that are asked for, whose rules are tried first. Raises ``ConfigError``."""
+    found = [a for a in arms() if not args.arms or a.name in args.arms] + [parse_arm(text) for text in args.arm]
+    different("names of arms (--arms, name= in --arm)", [a.name for a in found])
+    for subject in found:
+        for variant in subject.variants():
+            variant.plan(WORLDS[args.worlds[0]])
+    return found
+
+
+def measured(subjects: Sequence[Arm], args: argparse.Namespace) -> list[Figure]:
     figures: list[Figure] = []
     for name in args.worlds:
         world = budgeted(WORLDS[name], args)

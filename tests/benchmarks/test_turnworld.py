@@ -18,6 +18,8 @@ from tests.benchmarks.scripts import script
 from turntree.errors import ConfigError
 from turntree.trainers.config import AlgorithmConfig
 from turntree.trainers.credit import Advantages
+from turntree.trainers.expansion.rule import Expansion
+from turntree.trainers.plan import GrowthPlan
 from turntree.trainers.seeds import derive_rng
 from turntree.trainers.tree import Group, Node
 
@@ -263,3 +265,22 @@ def test_an_arm_of_a_user_names_rules_by_name_or_import_path() -> None:
 def test_what_the_bench_cannot_follow_is_refused(text: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         turnworld.parse_arm(text)
+
+
+def a_leaf(tree: Any, k: int, rng: np.random.Generator) -> list[Expansion]:
+    """A wrong rule: nothing grows from a leaf."""
+    leaf = tree.leaves()[0]
+    return [Expansion(leaf, leaf, 0.0, "")]
+
+
+def one_too_many(tree: Any, k: int, rng: np.random.Generator) -> list[Expansion]:
+    """A wrong rule."""
+    return [Expansion(tree.root, tree.root, 0.0, "")] * (k + 1)
+
+
+@pytest.mark.parametrize(("rule", "said"), [(a_leaf, "open, branchable"), (one_too_many, "at most 1")])
+def test_a_rule_that_a_run_would_refuse_is_refused(rule: Any, said: str) -> None:
+    plan = GrowthPlan(trees=1, chains=1, rounds=1, expansions=1, rule=rule)
+    policy = rollouts.Policy.of(SMALL, SMALL.cold_start(0))
+    with pytest.raises(ConfigError, match=said):
+        rollouts.grow(SMALL, policy, [(0,)], plan=plan, rng=derive_rng("test"))
