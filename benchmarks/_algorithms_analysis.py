@@ -52,16 +52,22 @@ class Interval3:
     high: float
 
     def __str__(self) -> str:
+        if math.isnan(self.value):
+            return "undefined"
         if math.isinf(self.value):
             return f"not reached [{self.low:.2f}, ∞]" if math.isfinite(self.low) else "not reached"
         high = "∞" if math.isinf(self.high) else f"{self.high:.2f}"
         return f"{self.value:.2f}" if math.isnan(self.low) else f"{self.value:.2f} [{self.low:.2f}, {high}]"
 
 
+UNDEFINED = Interval3(math.nan, math.nan, math.nan)
+
+
 @dataclass(frozen=True, slots=True)
 class Compared:
     """An arm beside the baseline. ``to_final``: budget to the baseline's final exact match over the baseline's own, in
-    tokens and in calls; ``to_half``: tokens to an exact match of 0.5 over the baseline's."""
+    tokens and in calls, undefined where that has not risen; ``to_half``: tokens to an exact match of 0.5 over the
+    baseline's."""
 
     arm: ArmResult
     seeds: int
@@ -125,14 +131,15 @@ def _compared(arm: ArmResult, reference: ArmResult, budget: float, target: float
     # A plateau gets to its own mean, whatever way that is rounded.
     goal = tokens[1][:, last:].mean(1) - ROUNDING
     half = np.full(len(weights), target)
+    learnt = bool(goal[0] > tokens[1][0, 0])
     return Compared(
         arm=arm,
         seeds=len(seeds),
         start=float(np.mean([t.em[0] for t in own])),
         final=_interval(tokens[0][:, last:].mean(1), enough=len(seeds) > 1),
         mean=_interval(tokens[0].mean(1), enough=len(seeds) > 1),
-        to_final=_ratio(tokens, goal, budget),
-        to_final_calls=_ratio(calls, goal, most),
+        to_final=_ratio(tokens, goal, budget) if learnt else UNDEFINED,
+        to_final_calls=_ratio(calls, goal, most) if learnt else UNDEFINED,
         to_half=_ratio(tokens, half, budget),
     )
 
@@ -147,7 +154,8 @@ def _resampled(seeds: int) -> FloatArray:
 def _ratio(pair: Sequence[FloatArray], goal: FloatArray, budget: float) -> Interval3:
     """Where only the baseline does not get there, its whole budget counts for it: the ratio is then an upper bound.
 
-    Who is there from the start needs a step of the grid: two such are equal, not 0 / 0."""
+    Who is there from the start needs a step of the grid: two such are equal, not 0 / 0.
+    """
     own, other = (np.maximum(crossing(curves, goal, budget), budget / POINTS) for curves in pair)
     return _interval(own / np.minimum(other, budget), enough=_seeds_vary(pair))
 

@@ -167,23 +167,38 @@ def test_a_cold_start_is_of_its_options(tmp_path: Path) -> None:
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-def compared(*ems: float, seeds: int = 1) -> list[Any]:
-    results = [analysis.ArmResult(f"{i}", "4", 0.1, dict.fromkeys(range(seeds), line(em))) for i, em in enumerate(ems)]
-    found: list[Any] = analysis.compare(results, baseline="0", budget=1)
+def rising(em: float) -> Any:
+    return stored.Trace((0, 100), (0, 10), (0.0, em))
+
+
+def compared(*traces: Any, seeds: int = 1) -> list[Any]:
+    results = [analysis.ArmResult(f"{i}", "4", 0.1, dict.fromkeys(range(seeds), t)) for i, t in enumerate(traces)]
+    found: list[Any] = analysis.compare(results, baseline="0", budget=120)
     return found
 
 
 def test_one_seed_has_no_interval() -> None:
-    base, lower = compared(0.3, 0.2)
-    assert (str(base.final), str(base.mean), str(base.to_final)) == ("0.30", "0.30", "1.00")
+    base, lower = compared(rising(0.3), rising(0.2))
+    assert (str(base.final), str(base.to_final), str(base.to_final_calls)) == ("0.30", "1.00", "1.00")
     assert (str(lower.to_final), str(lower.to_half)) == ("not reached", "not reached")
     assert math.isnan(base.final.low)
-    assert str(compared(0.3, 0.2, seeds=2)[0].final) == "0.30 [0.30, 0.30]"
+    assert str(compared(rising(0.3), rising(0.2), seeds=2)[0].final) == "0.30 [0.30, 0.30]"
 
 
-def test_a_baseline_that_never_rises_is_level_with_itself() -> None:
-    base, higher = compared(0.3, 0.4, seeds=2)
-    assert (base.to_final.value, base.to_final_calls.value, higher.to_final.value) == (1.0, 1.0, 1.0)
+def test_a_plateau_gets_to_its_own_mean_however_that_is_rounded() -> None:
+    (base,) = compared(rising(0.1 + 0.2))
+    assert base.to_final.value == 1.0
+
+
+def test_there_is_no_budget_to_the_end_of_a_baseline_that_has_not_learnt() -> None:
+    for base, other in (compared(line(0.3), line(0.4), seeds=2), compared(line(0.3), rising(0.5), seeds=2)):
+        assert [str(r.to_final) for r in (base, other)] == ["undefined", "undefined"]
+        assert math.isnan(other.to_final_calls.value)
+
+
+def test_who_is_there_from_the_start_needs_no_negative_nor_zero_budget() -> None:
+    _, higher = compared(rising(0.5), line(0.6), seeds=2)
+    assert 0 < higher.to_final.value < 0.01
 
 
 def test_arms_without_a_common_seed_are_refused() -> None:
