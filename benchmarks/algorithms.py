@@ -210,7 +210,7 @@ def measure(args: argparse.Namespace) -> list[Figure]:
             )
         except KeyboardInterrupt:
             print(f"algorithms: stopped. {_kept(args)}", file=sys.stderr)
-            raise
+            sys.exit(130)
 
 
 def _kept(args: argparse.Namespace) -> str:

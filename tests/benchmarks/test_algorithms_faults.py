@@ -312,6 +312,11 @@ def test_no_budget_of_zero_is_taken_for_the_default(
 # -- processes -------------------------------------------------------------------------------------------------------
 
 
+def arguments(keep: Path | None) -> Namespace:
+    return Namespace(quick=False, workers=2, keep=keep, json=None, level=["simulator"], worlds=["A"], budget=1.0,
+                     model_seeds=[], model_tuning_seeds=[], model_updates=[2])  # fmt: skip
+
+
 def test_a_process_that_dies_is_told_with_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(args: Namespace, store: Any) -> Any:
         return store.traces("x", [({"seed": 1}, partial(os._exit, 3))])
@@ -319,7 +324,19 @@ def test_a_process_that_dies_is_told_with_what_is_kept(tmp_path: Path, monkeypat
     monkeypatch.setattr(algorithms, "settle", lambda: None)
     monkeypatch.setattr(algorithms, "simulator", lost)
     monkeypatch.setattr(algorithms, "get_context", lambda _: multiprocessing.get_context("fork"))
-    args = Namespace(quick=False, workers=2, keep=tmp_path, json=None, level=["simulator"], worlds=["A"], budget=1.0,
-                     model_seeds=[], model_tuning_seeds=[], model_updates=[2])  # fmt: skip
     with pytest.raises(SystemExit, match=r"ended at once.*Finished runs are in .*: the same command goes on"):
-        algorithms.measure(args)
+        algorithms.measure(arguments(tmp_path))
+
+
+@pytest.mark.parametrize(("kept", "said"), [(True, "the same command goes on"), (False, "nothing is kept")])
+def test_an_interrupt_says_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kept: bool, said: str
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(algorithms, "settle", lambda: None)
+    monkeypatch.setattr(algorithms, "simulator", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        algorithms.measure(arguments(tmp_path if kept else None))
+    assert said in capsys.readouterr().err
