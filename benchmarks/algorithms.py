@@ -59,6 +59,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=whole(1), default=cores, help="runs made at the same time, each by a process")
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS), help="simulator: worlds")
     parser.add_argument("--arms", nargs="+", choices=SIMULATED, default=None, help="simulator: only these and grpo")
+    parser.add_argument("--baseline", choices=SIMULATED, default=BASELINE,
+                        help="simulator: the arm that tables compare with; run beside --arms")  # fmt: skip
     parser.add_argument("--seeds", type=whole(1), default=20, help="simulator: fresh seeds of an arm")
     parser.add_argument("--tuning-seeds", type=whole(0), default=2,
                         help="simulator: seeds to tune on (0: each arm's last shape, and the first rate)")  # fmt: skip
@@ -102,12 +104,13 @@ def check(args: argparse.Namespace, store: Store) -> None:
 def simulator(args: argparse.Namespace, store: Store) -> list[Figure]:
     """Every world's table, as Markdown, as figures and as a picture."""
     protocol = Protocol(args.seeds, args.tuning_seeds, args.budget)
-    wanted = [name for name in SIMULATED if not args.arms or name in args.arms or name == BASELINE]
+    wanted = [name for name in SIMULATED if not args.arms or name in {*args.arms, BASELINE, args.baseline}]
     found: list[Figure] = []
     for world in args.worlds:
         budget = WORLDS[world].tokens * args.budget
         results = list(run_world(store, world, wanted, protocol))
-        found += tell(store, f"simulator-{world}", results, budget)
+        beside = "" if args.baseline == BASELINE else f"-beside-{args.baseline}"
+        found += tell(store, f"simulator-{world}{beside}", results, budget, args.baseline)
     return found
 
 
@@ -141,9 +144,11 @@ def model(args: argparse.Namespace, store: Store) -> list[Figure]:
     return found
 
 
-def tell(store: Store, name: str, results: Sequence[ArmResult], budget: float) -> list[Figure]:
+def tell(
+    store: Store, name: str, results: Sequence[ArmResult], budget: float, baseline: str = BASELINE
+) -> list[Figure]:
     """Write and print the table of one world, and draw its curves."""
-    rows: list[Compared] = compare(results, baseline=BASELINE, budget=budget)
+    rows: list[Compared] = compare(results, baseline=baseline, budget=budget)
     text = markdown(rows)
     print(f"\n## {name}, {budget:,.0f} tokens a run\n\n{text}", flush=True)
     store.folder.mkdir(parents=True, exist_ok=True)

@@ -201,6 +201,22 @@ def test_who_is_there_from_the_start_needs_no_negative_nor_zero_budget() -> None
     assert 0 < higher.to_final.value < 0.01
 
 
+def test_another_baseline_makes_other_tables_of_the_same_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = turnworld.World(10, 4, 2, (2, 3), advantage=0.5, known=0.3, tokens=6_000)
+    monkeypatch.setitem(simulator.WORLDS, "A", small)
+    ran = []
+    for baseline in ("grpo", "grpo_x1"):
+        store = stored.Store(tmp_path)
+        args = Namespace(worlds=["A"], arms=["grpo_x1"], baseline=baseline, seeds=2, tuning_seeds=0, budget=1.0)
+        algorithms.simulator(args, store)
+        ran.append(store.ran)
+    assert ran == [4, 0]
+    rows = {path.stem: path.read_text().splitlines()[2:] for path in tmp_path.glob("*.md")}
+    assert rows.keys() == {"simulator-A", "simulator-A-beside-grpo_x1"}
+    assert "| 1.00 [1.00, 1.00] |" in rows["simulator-A"][0]
+    assert "| 1.00 [1.00, 1.00] |" in rows["simulator-A-beside-grpo_x1"][1]
+
+
 def test_arms_without_a_common_seed_are_refused() -> None:
     results = [analysis.ArmResult(f"{i}", "4", 0.1, {i: line()}) for i in range(2)]
     with pytest.raises(ValueError, match="expected some that both have"):
