@@ -131,8 +131,9 @@ def test_an_arm_that_learns_twice_as_fast_needs_half() -> None:
     speeds = [0.4, 0.5, 0.6, 0.5]
     rows = compared(result("base", [line(s) for s in speeds]), result("fast", [line(2 * s) for s in speeds]))
     fast, base = rows["fast"], rows["base"]
-    assert (base.to_final.value, base.to_final_calls.value) == (1.0, 1.0)
+    assert (base.to_final.value, base.to_final_calls.value, base.to_nearly.value) == (1.0, 1.0, 1.0)
     assert fast.to_final.value == pytest.approx(0.5, abs=0.01)
+    assert fast.to_nearly.value == pytest.approx(0.5, abs=0.01)
     assert fast.to_final.low == pytest.approx(0.5, abs=0.01)
     assert fast.to_final.high == pytest.approx(0.5, abs=0.01)
     assert base.final.low < base.final.value < base.final.high
@@ -171,7 +172,7 @@ def test_a_table_has_a_row_an_arm_and_figures_with_their_intervals() -> None:
     assert text[3].startswith("| b | 4 | 0.1 | 2 | 0.80")
     names = [f.name for f in analysis.figures("world A", rows)]
     assert "world A b 4: tokens to the baseline's final EM, 95 % to" in names
-    assert len(names) == len(set(names)) == 2 * 17
+    assert len(names) == len(set(names)) == 2 * 20
     drawn = analysis.series([r.arm for r in rows], budget=1000)
     assert [len(s.x) for s in drawn] == [21, 21]
 
