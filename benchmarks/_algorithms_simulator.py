@@ -54,10 +54,14 @@ AT2PO: dict[str, Any] = {
     "ratio": "turn",
     "aggregation": "seq-mean-token-mean",
 }
+PRODUCT_WIDE: dict[str, Any] = {**PRODUCT, "clip_low": 0.6, "clip_high": 2.0}
+"""Chosen on development seeds, by trees in worlds A and B; see docs/experiments.md."""
 AT2PO_SHAPES = _clipped(TREES, {"clip_low": 0.003, "clip_high": 0.004})
 
 ARMS = ("grpo", "gspo", "tree_grpo", "at2po", "entropy_leaf", "ours")
-FURTHER = ("grpo_x1", "grpo_higher", "entropy_leaf_x1", "grpo_product", "guided_product")
+FURTHER = (
+    "grpo_x1", "grpo_higher", "entropy_leaf_x1", "grpo_product", "guided_product", "ours_wide", "grpo_product_wide",
+)  # fmt: skip
 ABLATIONS = ("at2po_random", "at2po_token", "at2po_sequence", "at2po_leaf", "at2po_once")
 """Of AT2PO: random for entropy expansion; ratios of tokens and of the sequence for those of turns; flat credit for that
 of turns; shared turns once for once a leaf. Each in AT2PO's tuned shape, with a rate of its own."""
@@ -77,6 +81,8 @@ def simulator_arms() -> dict[str, Arm]:
         arm("entropy_leaf_x1", shapes=TREES, expansion="entropy", credit="grpo"),
         arm("grpo_product", shapes=CHAINS, **PRODUCT),
         arm("guided_product", shapes=TREES, expansion="guided", credit="shrunk_loo", **PRODUCT),
+        arm("ours_wide", shapes=TREES, expansion="entropy", credit="grpo", **PRODUCT_WIDE),
+        arm("grpo_product_wide", shapes=CHAINS, **PRODUCT_WIDE),
     ]
     return {a.name: a for a in made}
 
