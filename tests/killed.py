@@ -22,8 +22,8 @@ from typing import Any
 STAGES = {
     "rollout": ("turntree.trainers.learner", "grow"),
     "update": ("turntree.trainers.stepper", "update"),
-    "checkpoint": ("turntree.trainers.learner", "save_checkpoint"),
-    "best": ("turntree.trainers.learner", "mark_best"),
+    "checkpoint": ("turntree.trainers.run_checkpoints", "save_checkpoint"),
+    "best": ("turntree.trainers.run_checkpoints", "mark_best"),
     "validation": ("turntree.trainers.validation", "evaluate"),
     "store": ("turntree.trainers.store:TreeStore", "write"),
     "metrics": ("turntree.trainers.run_folder:MetricsLog", "write"),

@@ -18,7 +18,7 @@ from turntree.errors import CheckpointError, ConfigError, RetrievalError, Search
 from turntree.search_backend import Passage, save_corpus
 from turntree.search_backend.index import build_index
 from turntree.search_backend.replay import SearchStore
-from turntree.trainers import learner
+from turntree.trainers import learner, run_checkpoints
 from turntree.trainers.checkpoint import latest_checkpoint, save_checkpoint, verify_checkpoint
 from turntree.trainers.config import RunConfig
 from turntree.trainers.evaluate import Evaluation
@@ -57,8 +57,8 @@ def finished(make_config: MakeConfig, bed: Any, tmp_path_factory: pytest.TempPat
     ("owner", "name", "occasion"),
     [
         (TreeStore, "write", 1),
-        (learner, "save_checkpoint", 0),
-        (learner, "save_checkpoint", 1),
+        (run_checkpoints, "save_checkpoint", 0),
+        (run_checkpoints, "save_checkpoint", 1),
         (learner, "save_model", 0),
         (Evaluation, "save", 0),
         (MetricsLog, "write", 1),
