@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ ARMS = ("barrier", "fixed", "batches", "joining", "any")
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trees", type=int, default=TREES, help="trees, two of each prompt")
     parser.add_argument("--runs", type=int, default=3, help="runs of each arm, alternated")
+    parser.add_argument("--turn", type=int, nargs=2, default=TURN, help="least and most tokens of a turn")
+    parser.add_argument("--turns", type=int, nargs=2, default=TURNS, help="least and most turns of a trajectory")
     parser.add_argument("--step", type=float, default=STEP_S, help="a of the batch curve, seconds")
     parser.add_argument("--row", type=float, default=ROW_S, help="b of the batch curve, seconds a row")
 
@@ -61,9 +64,14 @@ eager.needs = "any"  # type: ignore[attr-defined]
 
 def measure(args: argparse.Namespace) -> list[Figure]:
     trees, runs, pace = (8, 1, 0.2) if args.quick else (args.trees, args.runs, 1.0)
-    curve = BatchCurve(args.step * pace, args.row * pace)
-    latency = (LATENCY_S[0] * pace, LATENCY_S[1] * pace)
-    rows = [{name: grow_once(name, trees, curve, latency, seed) for name in ARMS} for seed in range(runs)]
+    work = Work(
+        trees=trees,
+        turn=tuple(args.turn),
+        turns=tuple(args.turns),
+        curve=BatchCurve(args.step * pace, args.row * pace),
+        latency=(LATENCY_S[0] * pace, LATENCY_S[1] * pace),
+    )
+    rows = [{name: grow_once(name, work, seed) for name in ARMS} for seed in range(runs)]
     different = sum(len({row[name]["hash"] for name in ARMS[:4]}) - 1 for row in rows)
     return figures(rows, different, quick=args.quick)
 
@@ -94,16 +102,27 @@ def figures(rows: Sequence[dict[str, Any]], different: int, *, quick: bool) -> l
     return [*found, Figure("arms whose trees differ from lock step's", different, "arms", "lower", 0)]
 
 
-def grow_once(
-    name: str, trees: int, curve: BatchCurve, latency: tuple[float, float], seed: int
-) -> dict[str, float | str]:
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is grown: trees, tokens of a turn and turns of a trajectory (least and most), and the speed of all parts."""
+
+    trees: int
+    turn: tuple[int, int]
+    turns: tuple[int, int]
+    curve: BatchCurve
+    latency: tuple[float, float]
+
+
+def grow_once(name: str, work: Work, seed: int) -> dict[str, float | str]:
     """One rollout: seconds, the engine's share of idle time, mean rows a step, and the hash of the trees."""
-    engine = SlowEngine(curve, TURN, TURNS, in_flight=SLOTS if name in ("joining", "any") else 0)
-    core = SearchQACore(SlowSearch(latency, in_flight=SLOTS), limits=TaskLimits(max_turns=TURNS[1]))
-    limits = Limits(max_turn_tokens=4 * TURN[1], max_context_tokens=100_000)
+    engine = SlowEngine(work.curve, work.turn, work.turns, in_flight=SLOTS if name in ("joining", "any") else 0)
+    core = SearchQACore(SlowSearch(work.latency, in_flight=SLOTS), limits=TaskLimits(max_turns=work.turns[1]))
+    limits = Limits(max_turn_tokens=4 * work.turn[1], max_context_tokens=100_000)
     sampling = SamplingParams(max_tokens=1, stop=core.stop)
     plan = GrowthPlan(trees=TREES_OF_A_PROMPT, rounds=2, expansions=2, rule=eager if name == "any" else random_nodes)
-    prompts = [Prompt(f"p{i}", Question(f"q{i}", f"Who is it, number {i}?", ("nobody",))) for i in range(trees // 2)]
+    prompts = [
+        Prompt(f"p{i}", Question(f"q{i}", f"Who is it, number {i}?", ("nobody",))) for i in range(work.trees // 2)
+    ]
     setting = Setting(core, Dialogue(ByteTokenizer()), sampling, limits, seed)
     start = time.monotonic()
     if name == "barrier":

@@ -19,10 +19,11 @@ FAST = parts.BatchCurve(0.0001, 0.0)
 
 
 def test_every_arm_grows_the_trees_of_lock_step() -> None:
-    rows = {name: growth.grow_once(name, 4, FAST, (0.001, 0.004), 5) for name in growth.ARMS}
+    work = growth.Work(4, growth.TURN, growth.TURNS, FAST, (0.001, 0.004))
+    rows = {name: growth.grow_once(name, work, 5) for name in growth.ARMS}
     hashes = {name: row["hash"] for name, row in rows.items()}
     assert len({hashes[name] for name in growth.ARMS[:4]}) == 1
-    assert growth.grow_once("barrier", 4, FAST, (0.0, 0.001), 6)["hash"] != hashes["barrier"]
+    assert growth.grow_once("barrier", work, 6)["hash"] != hashes["barrier"]
     assert all(0 <= row["idle"] < 1 and row["width"] >= 1 for row in rows.values())
 
 
