@@ -48,14 +48,10 @@ class Dribblers:
             with selectors.DefaultSelector() as ready:
                 for connection in self.open:
                     ready.register(connection, selectors.EVENT_READ)
-                answered = {key.fileobj for key, _ in ready.select(0.05)}
+                ready.select(0.05)
             for connection, kind in list(self.open.items()):
                 try:
-                    if connection in answered:
-                        data = connection.recv(4096)
-                        self.said[kind] = self.said[kind] or data
-                        if not data:
-                            raise ConnectionResetError
+                    self._hear(connection, kind)
                     connection.send(KINDS[kind][1])
                 except BlockingIOError:
                     continue
@@ -63,6 +59,16 @@ class Dribblers:
                     self.ended[kind] += 1
                     del self.open[connection]
                     connection.close()
+
+    def _hear(self, connection: socket.socket, kind: str) -> None:
+        """Take what the server said right before more is sent: what is sent to a closed end makes that be dropped."""
+        try:
+            data = connection.recv(4096)
+        except BlockingIOError:
+            return
+        self.said[kind] = self.said[kind] or data
+        if not data:
+            raise ConnectionResetError
 
     def join(self) -> None:
         self._thread.join(timeout=40)
