@@ -30,9 +30,8 @@ LAST = 0.1
 """The final exact match is the mean over this last share of the budget."""
 NEARLY = 0.95
 """Share of the baseline's final exact match: curves that have levelled off cross the whole of it by chance."""
-
-
 ROUNDING = 1e-9
+"""What a mean over a plateau may lie above the plateau."""
 
 
 @dataclass(frozen=True, slots=True)

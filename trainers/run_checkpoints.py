@@ -43,7 +43,10 @@ class RunCheckpoints:
     saved_step: int = 0
 
     def newest(self) -> Path | None:
-        """On the main rank: what a run goes on from, None where it has to start over; damaged ones are passed over."""
+        """What the main rank found to go on from, on every rank; None where there is no checkpoint.
+
+        Raises :class:`CheckpointError` where there are some and none is whole.
+        """
         return self.strategy.ranks.main(lambda: resumable_checkpoint(self.folder))
 
     def load(self, path: Path) -> Progress:
@@ -67,7 +70,10 @@ class RunCheckpoints:
         self.strategy.ranks.main(lambda: self._write(progress, moments))
 
     def load_best(self) -> bool:
-        """Copy the weights marked best into the policy; False where none are."""
+        """Copy the weights marked best into the policy; False where none are.
+
+        Raises :class:`CheckpointError` where the mark points to a checkpoint that is gone.
+        """
         best = best_checkpoint(self.folder)
         if best is not None:
             load_weights(best, self.policy)
