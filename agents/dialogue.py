@@ -6,6 +6,7 @@ is tokenised once, when it is appended. Nothing is decoded and encoded again.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ Style = Literal["inline", "chat", "tools"]
 _USERS = ("\tQuolmarn one?\t", "\tQuolmarn two?\t", "\tQuolmarn three?\t")
 _TURNS = ("\tVastreel one.\t", "\tVastreel two.\t")
 _THOUGHT = "<think>Vastreel thought</think>\n\n"
+# Texts whose ids a dialogue keeps; of 500 tokens each they take 20 MB at most.
+_REMEMBERED = 1024
 # A result as HermesGrammar writes it; what it holds is data without such tags.
 _RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>\n?", re.DOTALL)
 
@@ -129,6 +132,8 @@ class Dialogue:
         self.tokenizer = tokenizer
         self.style: Style = style
         self.system = system
+        # Trajectories of one prompt ask the same things and are told the same: about half of all observations.
+        self._encode = functools.lru_cache(maxsize=_REMEMBERED)(functools.partial(encode, tokenizer))
         self._specials = special_tokens(tokenizer)
         self._template = _probe(_Frame(tokenizer, system, tuple(tools)), style) if tokenizer.chat_template else None
         self.report = self._make_report()
@@ -169,7 +174,7 @@ class Dialogue:
         """
         template = self._template
         if self.style == "inline" or template is None:
-            return encode(self.tokenizer, text)
+            return self._encode(text)
         results = _RESULT.findall(text) if template.results and text.startswith("<tool_response>\n") else []
         if results and template.results:
             ids = self._results(template.results, results, _RESULT.sub("", text).strip(), template)
@@ -197,8 +202,8 @@ class Dialogue:
     def _ids(self, parts: Sequence[str]) -> tuple[int, ...]:
         """Ids of texts in turn of the template and of data; special tokens in data stay plain characters."""
         if not any(token in data for data in parts[1::2] for token in self._specials):
-            return encode(self.tokenizer, "".join(parts), allow_special=True)
-        return tuple(i for n, part in enumerate(parts) for i in encode(self.tokenizer, part, allow_special=n % 2 == 0))
+            return self._encode("".join(parts), allow_special=True)
+        return tuple(i for n, part in enumerate(parts) for i in self._encode(part, allow_special=n % 2 == 0))
 
     def written_ids(self, text: str, stops: Sequence[str]) -> tuple[int, ...]:
         """Ids of a turn that somebody wrote, with what ends it: a stop string, else the end-of-turn token."""

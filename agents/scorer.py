@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from turntree.envs.task import FrozenDict, Question
+from turntree.envs.task import EMPTY, FrozenDict, Question
 from turntree.errors import ConfigError
 
 __all__ = [
@@ -48,7 +48,7 @@ class FinishedTurn:
     text: str
     action: str
     observation: str
-    info: FrozenDict = field(default_factory=FrozenDict)
+    info: FrozenDict = EMPTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Finished:
     answer: str | None
     reward: float
     state: Any = None
-    info: FrozenDict = field(default_factory=FrozenDict)
+    info: FrozenDict = EMPTY
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ def grow_with_barrier(
 ) -> tuple[Group, ...]:
     """The trees of ``turntree.trainers.rollout.grow``, without budgets, failures or judges, in lock step."""
     growths = [growth for prompt in prompts for growth in _plant(prompt, plan, setting)]
-    _play([_launch(g, g.tree.root, Node(), setting) for g in growths for _ in range(plan.chains)], engine, setting)
+    _play([_launch(g, g.tree.root, None, setting) for g in growths for _ in range(plan.chains)], engine, setting)
     for _ in range(plan.rounds):
         playing = []
         for growth in growths:
@@ -51,7 +51,7 @@ def _plant(prompt: Prompt, plan: GrowthPlan, setting: Setting) -> list[Growth]:
     return growths
 
 
-def _launch(growth: Growth, parent: Node, origin: Node, setting: Setting) -> Playing:
+def _launch(growth: Growth, parent: Node, origin: Node | None, setting: Setting) -> Playing:
     episode = Episode(setting, growth.tree, growth.tally).play(parent, growth.next_ordinal(parent), origin)
     return growth, episode, next(episode)
 

@@ -26,7 +26,7 @@ from turntree.envs.grammar import Observation, ParsedTurn, TurnRecord
 from turntree.envs.limits import OnLength
 from turntree.envs.loading import reject_unknown
 from turntree.envs.snapshot import History, RandomStream
-from turntree.envs.task import FrozenDict, thaw
+from turntree.envs.task import EMPTY, FrozenDict, thaw
 from turntree.envs.tools import tool_fingerprint, tool_spec
 from turntree.envs.truncation import ObservationLimit, Tokenizer
 from turntree.errors import ConfigError, SnapshotError, ToolError, TurnTreeError
@@ -108,7 +108,7 @@ class Episode(Generic[S]):
     history: History[TurnRecord] = field(default_factory=lambda: History[TurnRecord]())
     length_cuts: int = 0
     stop_reason: str = ""
-    memory: FrozenDict = field(default_factory=FrozenDict)
+    memory: FrozenDict = EMPTY
 
     @property
     def turns(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from turntree.envs.task import FrozenDict
+from turntree.envs.task import EMPTY, FrozenDict
 from turntree.errors import ConfigError
 
 __all__ = [
@@ -140,7 +140,7 @@ class Step(Generic[S]):
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
-    info: FrozenDict = field(default_factory=FrozenDict)
+    info: FrozenDict = EMPTY
 
     @property
     def done(self) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
 from turntree.envs.core import Action, Finish, Pending, Step, TextTool, Tool, ToolCall, ToolResult, TurnCore
@@ -28,7 +28,7 @@ from turntree.envs.metrics import Normalizer
 from turntree.envs.prompt import PromptTemplate
 from turntree.envs.rewards import Outcome, Reward, evaluate_reward, load_reward, reward_name
 from turntree.envs.snapshot import History, RandomStream
-from turntree.envs.task import FrozenDict, Question, thaw
+from turntree.envs.task import EMPTY, FrozenDict, Question, thaw
 from turntree.envs.tools import SearchTool, tool_fingerprint, tool_spec
 from turntree.envs.truncation import ObservationLimit, Tokenizer
 from turntree.errors import ConfigError, DataError, SnapshotError, ToolError, TurnTreeError
@@ -51,8 +51,8 @@ class SearchQAState:
     searches: int = 0
     length_cuts: int = 0
     stop_reason: str = ""
-    calls: FrozenDict = field(default_factory=FrozenDict)
-    memory: FrozenDict = field(default_factory=FrozenDict)
+    calls: FrozenDict = EMPTY
+    memory: FrozenDict = EMPTY
 
     @property
     def turns(self) -> int:
@@ -176,19 +176,17 @@ class SearchQACore(TurnCore[SearchQAState]):
         """Show what the searches found and what other tools returned, in call order."""
         shown: list[Observation] = []
         retrieved: list[dict[str, str]] = []
-        after = state
+        after, searches = state, 0
         for call, result in zip(pending.calls, results, strict=True):
             if call.tool == "search":
-                after = replace(after, searches=after.searches + 1)
+                searches += 1
                 shown.append(self.grammar.results(result.value))
                 retrieved += [{"id": p.id, "title": p.title} for p in result.value]
             else:
                 after = self._called(after, call.tool, result)
                 shown.append(cast("ToolGrammar", self.grammar).tool_result(call.tool, result.value))
-        searched = any(call.tool == "search" for call in pending.calls)
-        return self._show(
-            after, pending, shown, **_made(pending.calls), **({"retrieved": retrieved} if searched else {})
-        )
+        found = {"retrieved": retrieved} if searches else {}
+        return self._show(after, pending, shown, state.searches + searches, **_made(pending.calls), **found)
 
     def _called(self, state: SearchQAState, name: str, result: ToolResult) -> SearchQAState:
         """The state after a call of a tool other than the search."""
@@ -200,16 +198,21 @@ class SearchQACore(TurnCore[SearchQAState]):
         return state
 
     def _show(
-        self, state: SearchQAState, pending: Pending[SearchQAState], shown: Sequence[Observation], **more: Any
+        self,
+        state: SearchQAState,
+        pending: Pending[SearchQAState],
+        shown: Sequence[Observation],
+        searches: int,
+        **more: Any,
     ) -> Step[SearchQAState]:
-        """The step that ends with ``shown``, one part a call; ``state`` has counted the calls."""
-        last = self._announced(shown[-1], turns=state.turns + 1, searches=state.searches)
+        """The step that ends with ``shown``, one part a call, after ``searches``; ``state`` has counted other calls."""
+        last = self._announced(shown[-1], turns=state.turns + 1, searches=searches)
         parts, cut = (*shown[:-1], last), False
         if self._limit is not None:
             parts, cut = self._limit.cut_all(parts)
         observation = "\n".join(part.text for part in parts)
         record = TurnRecord(pending.text, pending.action, observation, "results")
-        after = replace(state, history=state.history.append(record), length_cuts=0)
+        after = replace(state, history=state.history.append(record), searches=searches, length_cuts=0)
         if len(parts) > 1:
             more["parallel_calls"] = len(parts)
         parsed = pending.reading or self.grammar.parse(pending.text)

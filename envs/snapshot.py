@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from turntree.envs.core import TurnCore
 from turntree.envs.history import History
-from turntree.envs.task import FrozenDict, thaw
+from turntree.envs.task import EMPTY, FrozenDict, thaw
 from turntree.errors import SnapshotError
 
 __all__ = ["FORMAT_VERSION", "History", "RandomStream", "Snapshot"]
@@ -55,9 +55,9 @@ class Snapshot:
     fingerprint: str
     state: Any
     observation: str
-    info: FrozenDict = field(default_factory=FrozenDict)
+    info: FrozenDict = EMPTY
     done: bool = False
-    np_random: FrozenDict = field(default_factory=FrozenDict)
+    np_random: FrozenDict = EMPTY
     version: int = FORMAT_VERSION
 
     FIELDS: ClassVar[tuple[str, ...]] = ("version", "fingerprint", "state", "observation", "info", "done", "np_random")

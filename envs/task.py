@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import ItemsView, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from turntree.envs.history import History
 
-__all__ = ["FrozenDict", "Question", "freeze", "thaw"]
+__all__ = ["EMPTY", "FrozenDict", "Question", "freeze", "thaw"]
 
 
 class FrozenDict(Mapping[str, Any]):
@@ -18,13 +18,21 @@ class FrozenDict(Mapping[str, Any]):
     _data: dict[str, Any]
 
     def __init__(self, data: Mapping[str, Any] | None = None) -> None:
-        object.__setattr__(self, "_data", {str(k): freeze(v) for k, v in (data or {}).items()})
+        frozen = {str(k): v if type(v) in _PLAIN else freeze(v) for k, v in data.items()} if data else {}
+        object.__setattr__(self, "_data", frozen)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"FrozenDict is read-only; cannot set {name!r}")
 
     def __getitem__(self, key: str) -> Any:
         return self._data[key]
+
+    # Mapping has these two as well; they are asked for in every turn, and go by way of __getitem__ there.
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._data.get(key, default)
+
+    def items(self) -> ItemsView[str, Any]:
+        return self._data.items()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._data)
@@ -46,6 +54,9 @@ class FrozenDict(Mapping[str, Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         return (FrozenDict, (thaw(self),))
 
+
+EMPTY = FrozenDict()
+"""What values are made with that have nothing to say: one for all, it cannot change."""
 
 #: The one key of the JSON form of a :class:`History`, which is no list: it is shared by what grows from it.
 _HISTORY = "$history"
@@ -100,7 +111,7 @@ class Question:
     id: str
     question: str
     golden_answers: tuple[str, ...]
-    metadata: FrozenDict = field(default_factory=FrozenDict)
+    metadata: FrozenDict = EMPTY
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Question:
         """Itself: Gymnasium copies the arguments that an environment is made of, thousands of questions among them."""

@@ -57,11 +57,11 @@ class Episode:
     tree: Tree
     tally: Tally
 
-    def play(self, parent: Node, ordinal: int, origin: Node) -> Generator[Ask, Any, Node]:
+    def play(self, parent: Node, ordinal: int, origin: Node | None) -> Generator[Ask, Any, Node]:
         """Grow a trajectory from ``parent`` to a leaf, which is returned; its first turn is child ``ordinal``.
 
-        ``origin`` carries why (picked, score, reason). The environment resumes ``parent``'s state with the random
-        stream of the new path, so that siblings are independent.
+        ``origin`` carries why (picked, score, reason); None where nothing was picked. The environment resumes
+        ``parent``'s state with the random stream of the new path, so that siblings are independent.
         """
         path = (*parent.path, ordinal)
         try:
@@ -70,12 +70,13 @@ class Episode:
             return self._attach(parent, failed_leaf(ordinal, as_failure(error)))
         while True:
             node = yield from self._turn(parent, ordinal, state)
-            node.picked, node.score, node.reason = origin.picked, origin.score, origin.reason
+            if origin is not None:
+                node.picked, node.score, node.reason = origin.picked, origin.score, origin.reason
             self._attach(parent, node)
             if node.is_leaf:
                 return node
             # The next turn is scheduled at once, before anything else can branch from this node: it is child 0.
-            parent, ordinal, state, origin = node, 0, node.state, Node()
+            parent, ordinal, state, origin = node, 0, node.state, None
 
     def _attach(self, parent: Node, node: Node) -> Node:
         parent.add_child(node)
@@ -90,21 +91,21 @@ class Episode:
 
     def _turn(self, parent: Node, ordinal: int, state: Any) -> Generator[Ask, Any, Node]:
         """Sample one turn, let the environment answer it, and make both a node (not yet attached)."""
-        node = Node(ordinal=ordinal, state=state, branchable=parent.branchable)
+        node: Node | None = None
         try:
             prefix = _prefix(parent)
             room = self._room(prefix)
             if room < 1:  # only a prompt that fills the context by itself gets here
-                return self._full(node)
+                return self._full(_unspoken(parent, ordinal, state))
             sampled = yield from self._sample(self._request(prefix, (*parent.path, ordinal), room))
             if isinstance(sampled, Failed):
-                return _fail(node, sampled)
+                return _fail(_unspoken(parent, ordinal, state), sampled)
             generation, turn = sampled
             node = _node(generation, ordinal, turn.text, branchable=parent.branchable)
             step = yield from self._answer(node, state, turn.finish)
             return self._close(node, step, generation.continuation)
         except TurnTreeError as error:
-            return _fail(node, as_failure(error))
+            return _fail(node or _unspoken(parent, ordinal, state), as_failure(error))
 
     def _request(self, prefix: Prefix, path: tuple[int, ...], room: int) -> Request:
         params, most = self.setting.sampling, min(self.setting.limits.max_turn_tokens, room)
@@ -198,6 +199,11 @@ def _node(generation: Generation, ordinal: int, text: str, *, branchable: bool) 
         branchable=branchable,
         version=generation.version,
     )
+
+
+def _unspoken(parent: Node, ordinal: int, state: Any) -> Node:
+    """A child without a turn."""
+    return Node(ordinal=ordinal, state=state, branchable=parent.branchable)
 
 
 def _fail(node: Node, failure: Failed) -> Node:

@@ -235,13 +235,13 @@ class _Nursery:
                     break
                 growth = fresh
                 for _ in range(self.plan.chains):
-                    self._launch(growth, growth.tree.root, Node())
+                    self._launch(growth, growth.tree.root, None)
             if growth.in_flight:
                 growth.place = next(self.places)
                 self.growing[growth] = None
         return bool(self.growing)
 
-    def _launch(self, growth: Growth, parent: Node, origin: Node) -> None:
+    def _launch(self, growth: Growth, parent: Node, origin: Node | None) -> None:
         """Schedule one trajectory from ``parent``."""
         ordinal = growth.next_ordinal(parent)
         if parent.parent is None and "error" in parent.info:  # the prompt itself could not be made

@@ -6,13 +6,12 @@ One file a step, ``step-00000012.jsonl.zst``: zstandard-compressed JSON lines, o
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO, TypeAlias
 import orjson
 import zstandard
 
+from turntree.envs.history import History
 from turntree.envs.task import FrozenDict, Question, thaw
 from turntree.errors import ConfigError, DataError
 from turntree.trainers.atomic import atomic_file, sync_folder, write_json, written
@@ -266,40 +266,33 @@ def _write_lines(handle: BinaryIO, lines: Iterable[bytes], max_bytes: int) -> tu
 
 
 def _encode_tree(step: int, tree: Tree, by_node: Mapping[Node, Mapping[Node, float]], tokens: TokenColumns) -> bytes:
+    row = _row(step, tree, by_node, tokens)
     try:
-        return orjson.dumps(
-            _row(step, tree, by_node, tokens, _fragment), default=_foreign, option=orjson.OPT_APPEND_NEWLINE
-        )
-    except TypeError:  # a lone surrogate: JSON can escape it, UTF-8 cannot hold it
-        row = _row(step, tree, by_node, tokens, _finite)
-        return (json.dumps(row, allow_nan=False, separators=(",", ":"), default=_foreign) + "\n").encode()
+        return orjson.dumps(row, default=_plain, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:  # a lone surrogate (JSON can escape it, UTF-8 cannot hold it), a number of more than 64 bits
+        return (json.dumps(row, allow_nan=False, separators=(",", ":"), default=_plain) + "\n").encode()
 
 
-def _row(
-    step: int,
-    tree: Tree,
-    by_node: Mapping[Node, Mapping[Node, float]],
-    tokens: TokenColumns,
-    foreign: Callable[[Any], Any],
-) -> dict[str, Any]:
-    """A tree as JSON. ``foreign`` makes JSON of what environments and datasets put in: anything may be in there."""
+def _row(step: int, tree: Tree, by_node: Mapping[Node, Mapping[Node, float]], tokens: TokenColumns) -> dict[str, Any]:
+    nodes = tree.nodes()
+    paths = {node: node.path for node in nodes}
     return {
         "schema": SCHEMA,
         "step": step,
         "uid": tree.prompt_uid,
         "tree": tree.index,
         "rounds": tree.rounds,
-        "task": None if tree.task is None else foreign(tree.task.to_json()),
-        "nodes": [_encode_node(node, by_node.get(node, {}), tokens, foreign) for node in tree.nodes()],
+        "task": None if tree.task is None else _plain(tree.task.to_json()),
+        "nodes": [_encode_node(node, paths, by_node.get(node, {}), tokens) for node in nodes],
     }
 
 
 def _encode_node(
-    node: Node, per_leaf: Mapping[Node, float], tokens: TokenColumns, foreign: Callable[[Any], Any]
+    node: Node, paths: Mapping[Node, NodePath], per_leaf: Mapping[Node, float], tokens: TokenColumns
 ) -> dict[str, Any]:
     columns = {name: _numbers(column[node]) for name, column in tokens.items() if node in column}
     return {
-        "path": node.path,
+        "path": paths[node],
         "text": node.text,
         "action": node.action,
         "observation": node.observation,
@@ -308,7 +301,7 @@ def _encode_node(
         "entropy": _number(node.entropy),
         "score": _number(node.score),
         "reason": node.reason,
-        "picked": None if node.picked is None else node.picked.path,
+        "picked": None if node.picked is None else paths[node.picked],
         "version": node.version,
         "branchable": node.branchable,
         "step_reward": _number(node.step_reward),
@@ -318,8 +311,8 @@ def _encode_node(
         "logprobs": _numbers(node.logprobs),
         "entropies": _numbers(node.entropies),
         "advantage": _number(math.fsum(per_leaf.values()) / len(per_leaf)) if per_leaf else None,
-        "advantages": [[leaf.path, _number(value)] for leaf, value in per_leaf.items()],
-        "info": foreign(thaw(node.info)),
+        "advantages": [[paths[leaf], _number(value)] for leaf, value in per_leaf.items()],
+        "info": _plain(node.info),
         # Only where there are some: lines without them stay what they were.
         **({"tokens": columns} if columns else {}),
     }
@@ -339,32 +332,24 @@ def _numbers(values: Iterable[float]) -> Sequence[float | str | None]:
     return numbers if math.isfinite(sum(numbers)) else [_number(x) for x in numbers]
 
 
-def _fragment(value: Any) -> orjson.Fragment:
-    """Encoded by ``json``, which refuses numbers that are not finite where ``orjson`` would write ``null``."""
-    dump = functools.partial(json.dumps, allow_nan=False, separators=(",", ":"), default=_foreign)
-    try:
-        return orjson.Fragment(dump(value, ensure_ascii=False).encode())
-    except UnicodeEncodeError:  # a lone surrogate
-        return orjson.Fragment(dump(value).encode())
-    except ValueError:  # such a number
-        return _fragment(_finite(value))
-
-
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """What environments and datasets put in, where anything may be, as JSON: numpy by value, the rest as text."""
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return value
     if isinstance(value, float):
         return _number(value)
     if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
+        return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return value
-
-
-def _foreign(value: Any) -> Any:
-    """Values in ``info`` that are not JSON: numpy scalars and arrays by value, the rest as text for the reader."""
-    if hasattr(value, "tolist"):
-        return _finite(value.tolist())
-    return str(value)
+        return [_plain(v) for v in value]
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, History):
+        return _plain(thaw(value))
+    return _plain(value.tolist()) if hasattr(value, "tolist") else str(value)
 
 
 # Decoding -------------------------------------------------------------------------------------------------------------

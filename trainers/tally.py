@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from turntree.envs.task import FrozenDict
+from turntree.envs.task import EMPTY, FrozenDict
 from turntree.trainers.plan import Allowance, Budget
 from turntree.trainers.tree import Tree
 
@@ -92,9 +92,9 @@ class RolloutStats:
     moved_expansions_used: int = 0
     moved_generated_tokens: int = 0
     moved_tool_calls: int = 0
-    by_tool: FrozenDict = field(default_factory=FrozenDict)
-    errors: FrozenDict = field(default_factory=FrozenDict)
-    truncated: FrozenDict = field(default_factory=FrozenDict)
+    by_tool: FrozenDict = EMPTY
+    errors: FrozenDict = EMPTY
+    truncated: FrozenDict = EMPTY
 
     @property
     def failed(self) -> int:

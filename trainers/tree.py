@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from turntree.agents.engines.protocol import Prefix
-from turntree.envs.task import FrozenDict, Question
+from turntree.envs.task import EMPTY, FrozenDict, Question
 
 __all__ = ["Group", "Node", "Status", "Tree"]
 
@@ -52,7 +52,7 @@ class Node:
     picked: Node | None = None
     score: float | None = None
     reason: str = ""
-    info: FrozenDict = field(default_factory=FrozenDict)
+    info: FrozenDict = EMPTY
     children: list[Node] = field(default_factory=list)
     step_reward: float = 0.0
     pruned: bool = False
@@ -125,7 +125,7 @@ class Node:
         while stack:
             node = stack.pop()
             yield node
-            stack.extend(reversed(node.children))
+            stack += node.children[::-1]
 
 
 @dataclass(eq=False, slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 from turntree.envs.datasets import load_questions, save_questions
-from turntree.envs.task import FrozenDict, Question, thaw
+from turntree.envs.task import EMPTY, FrozenDict, Question, thaw
 from turntree.envs.worlds.drawing import draw_forms
 from turntree.envs.worlds.facts import Entity, Facts, Telltale, apportion, make_facts
 from turntree.envs.worlds.forms import Form, Lookup, computation_of, evaluate, steps_of
@@ -42,7 +42,7 @@ class World:
 
     questions: list[Question]
     passages: list[Passage]
-    meta: FrozenDict = field(default_factory=FrozenDict)
+    meta: FrozenDict = EMPTY
 
     def save(self, folder: str | Path) -> Path:
         """Write ``corpus.jsonl`` (wiki-18 layout), ``questions.jsonl`` (FlashRAG layout) and ``meta.json``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import itertools
 import json
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -138,16 +140,28 @@ def test_mean_over_leaves() -> None:
     assert mean_advantages(pairs) == {shared: 0.5, leaves[0]: 0.0, leaves[1]: 1.0}
 
 
+class _Mood(enum.StrEnum):
+    WILLING = "willing"
+
+
+class _Level(enum.IntEnum):
+    HIGH = 3
+
+
 def test_values_that_are_not_json_are_kept_as_text(tmp_path: Path) -> None:
     import numpy as np
 
     group = plain_group("a")
-    info = FrozenDict({"f1": np.float32(0.5), "path": Path("x"), "nan": float("nan"), "row": np.array([1.0, np.inf])})
+    odd = {"when": datetime(2026, 1, 2), "how": _Mood.WILLING, "level": _Level.HIGH, "many": 2**70, "set": {1}}
+    plain = {"when": "2026-01-02 00:00:00", "how": "willing", "level": 3, "many": 2**70, "set": "{1}"}
+    info = FrozenDict(
+        {"f1": np.float32(0.5), "path": Path("x"), "nan": float("nan"), "row": np.array([1.0, np.inf])} | odd
+    )
     group.trees[0].root.info = info
     store = TreeStore(tmp_path)
     store.write(1, [group])
     (back,) = store.read(1)
-    assert back.tree.root.info == FrozenDict({"f1": 0.5, "path": "x", "nan": "nan", "row": [1.0, "inf"]})
+    assert back.tree.root.info == FrozenDict({"f1": 0.5, "path": "x", "nan": "nan", "row": [1.0, "inf"]} | plain)
 
 
 # Writing again, sampling, size ----------------------------------------------------------------------------------------
