@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -132,8 +132,7 @@ class Dialogue:
         self.tokenizer = tokenizer
         self.style: Style = style
         self.system = system
-        # Trajectories of one prompt ask the same things and are told the same: about half of all observations.
-        self._encode = functools.lru_cache(maxsize=_REMEMBERED)(functools.partial(encode, tokenizer))
+        self._encode = _remembering(tokenizer)
         self._specials = special_tokens(tokenizer)
         self._template = _probe(_Frame(tokenizer, system, tuple(tools)), style) if tokenizer.chat_template else None
         self.report = self._make_report()
@@ -143,6 +142,13 @@ class Dialogue:
                 "expected a chat template that keeps earlier turns, found one that rewrites them "
                 f"({', '.join(self.report.rewrites)}); use on_rewrite='append' to run it append-only"
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_encode"}  # it cannot be pickled
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._encode = _remembering(self.tokenizer)
 
     def _make_report(self) -> TemplateReport:
         template = self._template
@@ -260,6 +266,11 @@ class Dialogue:
         if len(generation.ids) <= limit:
             return generation
         return replace(_cut(generation, limit), finish_reason="length", stop_string=None)
+
+
+def _remembering(tokenizer: Tokenizer) -> Callable[..., tuple[int, ...]]:
+    """``encode`` with a memory: trajectories of one prompt ask the same, so four in ten observations come again."""
+    return functools.lru_cache(maxsize=_REMEMBERED)(functools.partial(encode, tokenizer))
 
 
 def turn_budget(context_tokens: int, *, max_turn_tokens: int, max_context_tokens: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -139,6 +140,18 @@ def test_a_lone_surrogate_is_read_as_the_replacement_character() -> None:
         dialogue = Dialogue(tokenizer)
         assert dialogue.prompt_ids("who \udfff?") == dialogue.prompt_ids("who \ufffd?")
         assert decode(tokenizer, dialogue.observation_ids("x \ud800", after=())) == "x \ufffd"
+
+
+def test_a_dialogue_can_be_sent_to_another_process() -> None:
+    tokenizer = build_tokenizer(["a b c"])
+    tokenizer.chat_template = CHATML
+    dialogue = Dialogue(tokenizer, style="chat")
+    shown = dialogue.observation_ids("<information>a</information>", after=())
+    sent: Dialogue = pickle.loads(pickle.dumps(dialogue))
+    assert dialogue.observation_ids("<information>a</information>", after=()) == shown
+    assert sent.observation_ids("<information>a</information>", after=()) == shown
+    assert sent.prompt_ids("a?") == dialogue.prompt_ids("a?")
+    assert sent.report == dialogue.report
 
 
 def test_inline_observation_is_plain_text_without_beginning_of_text() -> None:
