@@ -88,8 +88,9 @@ class EngineDesk:
         return Failed(type(error).__name__, f"request {request.key}: {error}")
 
     def _typed(self, error: Exception) -> EngineError:
+        answering = getattr(self.engine, "engine", self.engine)  # the one inside, where answers are recorded
         return EngineError(
-            f"{type(self.engine).__name__} failed {self.failed_in_a_row} requests in a row after answering "
+            f"{type(answering).__name__} failed {self.failed_in_a_row} requests in a row after answering "
             f"{self.answered}; the last error was {type(error).__name__}: {error}"
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -149,7 +150,7 @@ def test_a_dead_engine_leaves_what_was_played(plan: MakePlan, played_by: Run, tm
 
     many = plan("coldstart.samples=40")
     done = played_by(Accident(fail=fail), many, tmp_path)
-    assert "requests in a row" in done.statistics.stopped
+    assert re.search(r"^Accident failed \d+ requests in a row", done.statistics.stopped)
     assert done.statistics.missing.endswith(f" trajectories were not played, {done.statistics.failed} failed")
     assert done.statistics.unplayed > 0
     assert done.statistics.generated + done.statistics.unplayed == 160
