@@ -41,7 +41,7 @@ from turntree.trainers.scoring import score
 from turntree.trainers.store import TreeStore
 from turntree.trainers.tree import Node
 
-__all__ = ["MODEL_ABLATIONS", "MODEL_ARMS", "MODEL_FURTHER", "ModelProtocol", "run_models"]
+__all__ = ["MODEL_ABLATIONS", "MODEL_ARMS", "MODEL_FURTHER", "ModelProtocol", "run_models", "shape_label"]
 
 PRESET = "uncertain"
 SIZES: dict[Split, tuple[int, int]] = {"train": (1200, 8000), "dev": (180, 100), "test": (180, 200)}
@@ -51,12 +51,14 @@ SIZES: dict[Split, tuple[int, int]] = {"train": (1200, 8000), "dev": (180, 100),
 @dataclass(frozen=True, slots=True)
 class ModelProtocol:
     """How much is run: fresh seeds, development seeds to choose on (none: each arm's first choice), numbers of updates
-    of a rollout to choose from, sampled tokens of a run, the seed whose world and cold start all use (None: each its
-    own), and options of every run."""
+    of a rollout to choose from, group sizes and rates (none: each arm's own), sampled tokens of a run, the seed whose
+    world and cold start all use (None: each its own), and options of every run."""
 
     seeds: tuple[int, ...] = (11, 12, 13, 14, 15)
     tuning_seeds: tuple[int, ...] = (1,)
     updates: tuple[int, ...] = (2,)
+    shapes: tuple[str, ...] = ()
+    rates: tuple[float, ...] = ()
     tokens: int = 180_000
     start_seed: int | None = None
     options: tuple[str, ...] = ()
@@ -112,6 +114,7 @@ WIDE = ("algorithm.clip_low=0.02", "algorithm.clip_high=0.027")
 PRODUCT = (
     "algorithm.ratio=turn", "algorithm.turn_ratio=product", "algorithm.clip_low=0.4", "algorithm.clip_high=0.9",
 )  # fmt: skip
+PRODUCT_WIDE = (*PRODUCT[:2], "algorithm.clip_low=0.6", "algorithm.clip_high=2")
 AT2PO = ("algorithm=at2po", *WIDE)
 
 MODEL_ARMS = (
@@ -122,8 +125,12 @@ MODEL_ARMS = (
     ModelArm("entropy_leaf", ("algorithm=entropy_leaf",), TREES),
     ModelArm("ours", ("algorithm=entropy_leaf", *PRODUCT), TREES),
 )
-MODEL_FURTHER = (ModelArm("grpo_product", ("algorithm=grpo", *PRODUCT), CHAINS),)
-"""No arms of the six: what the product ratio does without a tree."""
+MODEL_FURTHER = (
+    ModelArm("grpo_product", ("algorithm=grpo", *PRODUCT), CHAINS),
+    ModelArm("ours_wide", ("algorithm=entropy_leaf", *PRODUCT_WIDE), TREES),
+    ModelArm("grpo_product_wide", ("algorithm=grpo", *PRODUCT_WIDE), CHAINS),
+)
+"""No arms of the six, run where they are asked for: the product ratio without a tree, and with a wider clip."""
 MODEL_ABLATIONS = {
     "at2po_random": ("algorithm.expansion=turntree.trainers.expansion:random_nodes",),
     "at2po_token": ("algorithm.ratio=token", "algorithm.clip_low=0.2", "algorithm.clip_high=0.28"),
@@ -173,6 +180,19 @@ class Workshop:
                 "tokens": self.protocol.tokens, "start": self.start_of(run.seed), "shared": list(self.protocol.options),
                 "sizes": dict(SIZES)}  # fmt: skip
 
+    def arm(self, name: str) -> ModelArm:
+        """An arm by name, AT2PO for an ablation, with the group sizes and rates that the protocol leaves it."""
+        arms = {arm.name: arm for arm in (*MODEL_ARMS, *MODEL_FURTHER)}
+        arm = arms[name if name in arms else "at2po"]
+        wanted = self.protocol.shapes
+        shapes = tuple(shape for shape in arm.shapes if not wanted or shape_label(shape) in wanted)
+        if not shapes:
+            raise ConfigError(
+                f"--model-shapes {' '.join(wanted)}: none of them is a group size of {name}; expected one of "
+                f"{', '.join(map(shape_label, arm.shapes))} among them"
+            )
+        return replace(arm, shapes=shapes, rates=self.protocol.rates or arm.rates)
+
     def check(self, names: Sequence[str]) -> None:
         """Whether the options of every run fit, before any is made. Raises ``ConfigError``."""
         taken = [option for option in self.protocol.options if _named(option) in OWN]
@@ -181,9 +201,8 @@ class Workshop:
                 f"--set {' '.join(taken)}: arms or the protocol set this themselves; expected an option that is the "
                 "same in all runs, such as trainer.prompts_per_step=8"
             )
-        arms = {arm.name: arm for arm in (*MODEL_ARMS, *MODEL_FURTHER)}
         for name in names:
-            arm = arms[name if name in arms else "at2po"]
+            arm = self.arm(name)
             self.configured(0, *arm.options, *arm.shapes[0], *MODEL_ABLATIONS.get(name, ()))
 
     def configured(self, seed: int, *options: str) -> RunConfig:
@@ -335,9 +354,8 @@ def _is_first(leaf: Node) -> bool:
 
 def run_models(runs: Runs, names: Sequence[str]) -> Iterator[ArmResult]:
     """Choose, freeze, and run the fresh seeds, arm by arm; ablations follow AT2PO's choice of group size and rate."""
-    arms = {arm.name: arm for arm in (*MODEL_ARMS, *MODEL_FURTHER)}
     for name in names:
-        arm = arms[name if name in arms else "at2po"]
+        arm = runs.workshop.arm(name)
         choice = runs.chosen(arm)
         options = (*arm.options, *choice.options, *MODEL_ABLATIONS.get(name, ()))
         seeds = runs.protocol.seeds

@@ -34,7 +34,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 import torch
 from _algorithms_analysis import ArmResult, Compared, compare, figures, markdown, series, smoothed
-from _algorithms_model import MODEL_ABLATIONS, MODEL_ARMS, MODEL_FURTHER, ModelProtocol, Runs, Workshop, run_models
+from _algorithms_model import (
+    MODEL_ABLATIONS,
+    MODEL_ARMS,
+    MODEL_FURTHER,
+    ModelProtocol,
+    Runs,
+    Workshop,
+    run_models,
+    shape_label,
+)
 from _algorithms_simulator import ABLATIONS, ARMS, BASELINE, FURTHER, Protocol, run_world
 from _algorithms_store import Store
 from _arguments import check_json, different, positive, whole
@@ -45,7 +54,9 @@ from turntree.errors import ConfigError, TurnTreeError
 from turntree.trainers.report.plots import plot_curve
 
 SIMULATED = (*ARMS, *FURTHER, *ABLATIONS)
-MODELLED = (*(arm.name for arm in (*MODEL_ARMS, *MODEL_FURTHER)), *MODEL_ABLATIONS)
+MODEL_USUAL = (*(arm.name for arm in MODEL_ARMS), *MODEL_ABLATIONS)
+MODELLED = (*MODEL_USUAL, *(arm.name for arm in MODEL_FURTHER))
+SHAPES = dict.fromkeys(shape_label(shape) for arm in (*MODEL_ARMS, *MODEL_FURTHER) for shape in arm.shapes)
 SMOOTHING = 0.2
 """Width of the window, as a share of the budget, over which the noisy curves of language models are averaged."""
 ENDS = ("em_sampled_before", "em_sampled", "em_greedy_before", "em_greedy")
@@ -66,12 +77,17 @@ def options(parser: argparse.ArgumentParser) -> None:
                         help="simulator: seeds to tune on (0: each arm's last shape, and the first rate)")  # fmt: skip
     parser.add_argument("--budget", type=positive, default=1.0, help="simulator: share of the worlds' budgets")
     known = ModelProtocol()
-    parser.add_argument("--model-arms", nargs="+", choices=MODELLED, default=None, help="model: only these and grpo")
+    parser.add_argument("--model-arms", nargs="+", choices=MODELLED, default=None,
+                        help="model: only these and grpo (default: the six and the ablations)")  # fmt: skip
     parser.add_argument("--model-seeds", nargs="+", type=whole(0), default=known.seeds, help="model: fresh seeds")
     parser.add_argument("--model-tuning-seeds", nargs="*", type=whole(0), default=known.tuning_seeds,
                         help="model: development seeds (none: each arm's first group size and rate)")  # fmt: skip
     parser.add_argument("--model-updates", nargs="+", type=whole(1), default=known.updates,
                         help="model: updates of a rollout to choose from; the first chooses group sizes")  # fmt: skip
+    parser.add_argument("--model-shapes", nargs="+", choices=list(SHAPES), default=known.shapes,
+                        help="model: group sizes to choose from (default: each arm's own, of these)")  # fmt: skip
+    parser.add_argument("--model-rates", nargs="+", type=positive, default=known.rates,
+                        help="model: learning rates to choose from (default: each arm's own)")  # fmt: skip
     parser.add_argument("--tokens", type=whole(1), default=known.tokens, help="model: sampled tokens of a run")
     parser.add_argument(
         "--start-seed", type=whole(0), default=None, help="model: world and cold start of this seed for all"
@@ -83,7 +99,7 @@ def check(args: argparse.Namespace, store: Store) -> None:
     """Refuse what would fail later, or say something that is not so. Raises ``TurnTreeError``."""
     check_json(args.json)
     store.check()
-    for option in ("worlds", "model_seeds", "model_tuning_seeds", "model_updates"):
+    for option in ("worlds", "model_seeds", "model_tuning_seeds", "model_updates", "model_shapes", "model_rates"):
         different(f"--{option.replace('_', '-')}", getattr(args, option))
     if "simulator" in args.level:
         for world in args.worlds:
@@ -119,6 +135,8 @@ def protocol(args: argparse.Namespace) -> ModelProtocol:
         seeds=tuple(args.model_seeds),
         tuning_seeds=tuple(args.model_tuning_seeds),
         updates=tuple(args.model_updates),
+        shapes=tuple(args.model_shapes),
+        rates=tuple(args.model_rates),
         tokens=args.tokens,
         start_seed=args.start_seed,
         options=tuple(args.set),
@@ -126,7 +144,7 @@ def protocol(args: argparse.Namespace) -> ModelProtocol:
 
 
 def chosen_arms(args: argparse.Namespace) -> list[str]:
-    return [name for name in MODELLED if not args.model_arms or name in args.model_arms or name == BASELINE]
+    return [name for name in MODELLED if name in (args.model_arms or MODEL_USUAL) or name == BASELINE]
 
 
 def model(args: argparse.Namespace, store: Store) -> list[Figure]:
@@ -198,6 +216,7 @@ def measure(args: argparse.Namespace) -> list[Figure]:
         args.worlds, args.seeds, args.tuning_seeds, args.budget = args.worlds[:1], 4, 0, 0.2
         args.model_arms, args.model_seeds, args.model_tuning_seeds = ["grpo", "ours"], [1], []
         args.tokens, args.start_seed, args.set = 12_000, 1, QUICK
+        args.model_shapes, args.model_rates = (), ()
     with tempfile.TemporaryDirectory(prefix="turntree-benchmark-") as tmp, workers(args.workers) as pool:
         store = Store(args.keep or Path(tmp), pool)
         try:
