@@ -219,20 +219,31 @@ class Dialogue:
         end = self.report.end_of_turn if self.report.end_of_turn is not None else self.tokenizer.eos_token_id
         return ids if end is None else (*ids, int(end))
 
-    def read_turn(self, generation: Generation, *, overrun: bool | None = None) -> TurnText:
-        """The text of a turn, cut at its stop string; sampled end-of-turn tokens are not part of it.
+    def finish_turn(
+        self, generation: Generation, stops: Sequence[str], *, max_tokens: int | None = None
+    ) -> tuple[Generation, TurnText]:
+        """:meth:`cut_at_stop`, then :meth:`read_turn` of what was kept; raises as they do."""
+        text = decode(self.tokenizer, generation.ids)
+        kept = self._cut(generation, text, stops, max_tokens)
+        return kept, self._read(kept, text if kept is generation else None, overrun=False)
 
-        ``overrun``: whether the engine went on after its stop string, if that is known, as after :meth:`cut_at_stop`.
+    def read_turn(self, generation: Generation) -> TurnText:
+        """The text of a turn, cut at its stop string; sampled end-of-turn tokens are not part of it.
 
         Raises ``EngineError`` for an aborted generation, and when the engine names a stop string that its tokens do
         not contain.
         """
+        return self._read(generation, None, overrun=None)
+
+    def _read(self, generation: Generation, text: str | None, *, overrun: bool | None) -> TurnText:
+        """``text``: of all ids, ``overrun``: whether the engine went on after its stop string, where they are known."""
         if generation.finish_reason == "abort":
             raise EngineError("expected a finished turn, found an aborted generation; discard it and sample again")
-        ids = list(generation.ids)
+        ids = generation.ids
         while ids and ids[-1] in self.end_ids:
-            ids.pop()
-        text = decode(self.tokenizer, ids)
+            ids = ids[:-1]
+        if text is None or ids is not generation.ids:
+            text = decode(self.tokenizer, ids)
         finish: Finish = generation.finish_reason
         stop = generation.stop_string
         if stop is None:
@@ -252,20 +263,23 @@ class Dialogue:
 
         Raises ``EngineError`` when lengths disagree or the engine stripped the stop string from its tokens.
         """
+        return self._cut(generation, decode(self.tokenizer, generation.ids), stops, max_tokens)
+
+    def _cut(self, generation: Generation, text: str, stops: Sequence[str], max_tokens: int | None) -> Generation:
         _check_lengths(generation)
         if generation.finish_reason == "abort":
             return generation
-        match = tokens_to_stop(self.tokenizer, generation.ids, stops)
+        match = tokens_to_stop(self.tokenizer, generation.ids, stops, text=text)
         if match is None and generation.stop_string is not None:
-            raise _stripped(generation.stop_string, decode(self.tokenizer, generation.ids))
+            raise _stripped(generation.stop_string, text)
         limit = len(generation.ids) if max_tokens is None else max_tokens
         if match is not None and match[0] <= limit:
             if match[0] == len(generation.ids) and generation.stop_string == match[1]:
                 return generation
-            return replace(_cut(generation, match[0]), finish_reason="stop", stop_string=match[1])
+            return replace(_first(generation, match[0]), finish_reason="stop", stop_string=match[1])
         if len(generation.ids) <= limit:
             return generation
-        return replace(_cut(generation, limit), finish_reason="length", stop_string=None)
+        return replace(_first(generation, limit), finish_reason="length", stop_string=None)
 
 
 def _remembering(tokenizer: Tokenizer) -> Callable[..., tuple[int, ...]]:
@@ -300,7 +314,7 @@ def cut_text(tokenizer: Tokenizer, text: str, max_tokens: int) -> tuple[str, boo
     return text[:low], True
 
 
-def _cut(generation: Generation, n: int) -> Generation:
+def _first(generation: Generation, n: int) -> Generation:
     """The first ``n`` tokens of a generation; ids, log-probs and entropies together."""
     ids = generation.ids[:n]
     return replace(

@@ -14,19 +14,25 @@ def find_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
 
     Of two that complete at the same character the longer one is named.
     """
-    found = [(at + len(stop), -len(stop), stop) for stop in stops if stop and (at := text.find(stop)) >= 0]
-    if not found:
-        return None
-    end, _, stop = min(found)
-    return end, stop
+    found: tuple[int, int, str] | None = None
+    for stop in stops:
+        if stop and (at := text.find(stop)) >= 0:
+            here = (at + len(stop), -len(stop), stop)
+            found = here if found is None else min(found, here)
+    return None if found is None else (found[0], found[2])
 
 
-def tokens_to_stop(tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str]) -> tuple[int, str] | None:
+def tokens_to_stop(
+    tokenizer: Tokenizer, ids: Sequence[int], stops: Sequence[str], *, text: str | None = None
+) -> tuple[int, str] | None:
     """How many of ``ids`` it takes to complete a stop string, and that string; None when none is completed.
 
-    The completing token counts whole, even when the string ends inside it.
+    The completing token counts whole, even when the string ends inside it. ``text``: of all ``ids``, where the caller
+    has decoded them.
     """
-    match = find_stop(decode(tokenizer, ids), stops) if stops else None
+    if not stops:
+        return None
+    match = find_stop(decode(tokenizer, ids) if text is None else text, stops)
     if match is None:
         return None
     low, high = 1, len(ids)

@@ -126,8 +126,7 @@ class Episode:
                 self.tally.aborted += 1
                 continue
             dialogue, params = self.setting.dialogue, request.params
-            kept = dialogue.cut_at_stop(reply, params.stop, max_tokens=params.max_tokens)
-            turn = dialogue.read_turn(kept, overrun=False)
+            kept, turn = dialogue.finish_turn(reply, params.stop, max_tokens=params.max_tokens)
             self.tally.turns += 1
             self.tally.discarded_tokens -= len(kept.ids)
             return kept, turn

@@ -137,7 +137,7 @@ def _parts(leaf: Node) -> dict[str, float]:
 
 def _length_metrics(leaves: Sequence[Node]) -> dict[str, float]:
     """Tokens of prompts and of what follows them, observations included (as verl counts responses)."""
-    root = [len(_path(leaf)[0].observation_ids) for leaf in leaves]
+    root = [len(leaf.root.observation_ids) for leaf in leaves]
     cut = [leaf.status == "truncated" and leaf.info.get("stop_reason") in ("length", "context") for leaf in leaves]
     return {
         **_summary("response_length", [_row_tokens(leaf) - prompt for leaf, prompt in zip(leaves, root)]),
@@ -157,7 +157,10 @@ def tree_metrics(trees: Sequence[Tree]) -> dict[str, float]:
     nodes = list(depths)
     turns = [node for node in nodes if node.turn_ids]
     leaves = [leaf for tree in trees for leaf in tree.scored_leaves()]
-    packed = {node: len(node.turn_ids) + len(node.observation_ids) for leaf in leaves for node in _path(leaf)}
+    below: defaultdict[Node, list[float]] = defaultdict(list)
+    for leaf in leaves:
+        for node in _path(leaf):
+            below[node].append(float(leaf.reward or 0.0))
     branchings: defaultdict[int, int] = defaultdict(int)
     entropies: defaultdict[int, list[float]] = defaultdict(list)
     for node in nodes:
@@ -166,9 +169,9 @@ def tree_metrics(trees: Sequence[Tree]) -> dict[str, float]:
     for node in turns:
         entropies[depths[node]].append(node.entropy)
     return {
-        "tree/unique_tokens": float(sum(packed.values())),
+        "tree/unique_tokens": float(sum(len(node.turn_ids) + len(node.observation_ids) for node in below)),
         "tree/row_tokens": float(sum(_row_tokens(leaf) for leaf in leaves)),
-        "tree/sibling_reward_variance": _mean(v for tree in trees for v in _sibling_variances(tree)),
+        "tree/sibling_reward_variance": _mean(_sibling_variances(below)),
         "tree/entropy": _mean(node.entropy for node in turns),
         **{f"tree/entropy_depth/{depth}": _mean(values) for depth, values in sorted(entropies.items())},
         **{f"tree/branch_depth/{depth}": float(count) for depth, count in sorted(branchings.items())},
@@ -184,12 +187,8 @@ def _depths(tree: Tree) -> Iterator[tuple[Node, int]]:
         level, depth = [child for node in level for child in node.children], depth + 1
 
 
-def _sibling_variances(tree: Tree) -> Iterator[float]:
-    """Of each node with at least two children that lead to a scored leaf."""
-    below: defaultdict[Node, list[float]] = defaultdict(list)
-    for leaf in tree.scored_leaves():
-        for node in _path(leaf):
-            below[node].append(float(leaf.reward or 0.0))
+def _sibling_variances(below: Mapping[Node, Sequence[float]]) -> Iterator[float]:
+    """Of each node with at least two children that lead to a scored leaf; ``below``: the rewards below each node."""
     for node in below:
         means = [sum(below[child]) / len(below[child]) for child in node.children if child in below]
         if len(means) > 1:
@@ -268,7 +267,13 @@ def _path(leaf: Node) -> list[Node]:
 
 
 def _row_tokens(leaf: Node) -> int:
-    return sum(len(node.turn_ids) + len(node.observation_ids) for node in _path(leaf))
+    """Tokens from the first of the prompt to the last that follows ``leaf``."""
+    tokens, node = 0, leaf
+    while True:
+        tokens += len(node.turn_ids) + len(node.observation_ids)
+        if node.parent is None:
+            return tokens
+        node = node.parent
 
 
 def _summary(name: str, values: Iterable[float]) -> dict[str, float]:

@@ -275,7 +275,9 @@ def _encode_tree(step: int, tree: Tree, by_node: Mapping[Node, Mapping[Node, flo
 
 def _row(step: int, tree: Tree, by_node: Mapping[Node, Mapping[Node, float]], tokens: TokenColumns) -> dict[str, Any]:
     nodes = tree.nodes()
-    paths = {node: node.path for node in nodes}
+    paths: dict[Node, NodePath] = {}
+    for node in nodes:  # parents come first
+        paths[node] = () if node.parent is None else (*paths[node.parent], node.ordinal)
     return {
         "schema": SCHEMA,
         "step": step,
@@ -332,15 +334,17 @@ def _numbers(values: Iterable[float]) -> Sequence[float | str | None]:
     return numbers if math.isfinite(sum(numbers)) else [_number(x) for x in numbers]
 
 
+_AS_IT_IS = frozenset({str, int, bool, type(None)})
+
+
 def _plain(value: Any) -> Any:
     """What environments and datasets put in, where anything may be, as JSON: numpy by value, the rest as text."""
-    kind = type(value)
-    if kind is str or kind is int or kind is bool or value is None:
+    if type(value) in _AS_IT_IS:
         return value
     if isinstance(value, float):
         return _number(value)
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): v if type(v) in _AS_IT_IS else _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     if isinstance(value, str):

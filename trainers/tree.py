@@ -125,7 +125,8 @@ class Node:
         while stack:
             node = stack.pop()
             yield node
-            stack += node.children[::-1]
+            if node.children:
+                stack += node.children[::-1]
 
 
 @dataclass(eq=False, slots=True)
@@ -159,11 +160,19 @@ class Tree:
 
     def leaves(self) -> list[Node]:
         """All finished trajectories' last nodes, depth first."""
-        return [n for n in self.root.walk() if n.is_leaf]
+        found: list[Node] = []
+        stack = [self.root]  # walk() in place: every part of a step asks for the leaves
+        while stack:
+            node = stack.pop()
+            if node.status != "open":
+                found.append(node)
+            if node.children:
+                stack += node.children[::-1]
+        return found
 
     def scored_leaves(self) -> list[Node]:
         """Leaves that carry a reward (failed and pruned ones never do), depth first."""
-        return [n for n in self.root.walk() if n.is_scored]
+        return [leaf for leaf in self.leaves() if leaf.is_scored]
 
     @property
     def generated_tokens(self) -> int:

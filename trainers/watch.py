@@ -36,7 +36,7 @@ def repetition(ids: Sequence[int], *, n: int) -> float:
 
     0 for a text without repetition; a loop of period p comes to ``1 - p / (len(ids) - n + 1)``.
     """
-    grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
+    grams = list(zip(*(ids[i:] for i in range(n))))
     return 1.0 - len(set(grams)) / len(grams) if grams else math.nan
 
 

@@ -234,6 +234,16 @@ def test_every_arm_of_the_language_model_composes_and_has_two_updates_or_more(ar
     assert models.shape_label(arm.shapes[0]) in {"8", "2+2x2", "2x(1+2x2)"}
 
 
+def test_group_sizes_and_rates_can_be_frozen(tmp_path: Path) -> None:
+    frozen = models.ModelProtocol(shapes=("4", "2+2x2"), rates=(1e-4,), tuning_seeds=(), updates=(4,))
+    runs = models.Runs(models.Workshop(tmp_path, frozen), stored.Store(tmp_path))
+    for name, label in (("grpo", "4"), ("ours_wide", "2+2x2"), ("at2po_once", "2+2x2")):
+        chosen = runs.chosen(runs.workshop.arm(name))
+        assert (chosen.label, chosen.rate) == (f"{label}, 4 updates", 1e-4)
+    free = models.Workshop(tmp_path, models.ModelProtocol()).arm("grpo")
+    assert (len(free.shapes), free.rates) == (2, (6e-4, 3e-4))
+
+
 def test_the_curve_is_of_first_chains_and_lies_at_the_tokens_before_each_step(tmp_path: Path) -> None:
     for step in (1, 2):
         groups = [Group(str(i), [tree(str(i), first=float(step == 2 and i == 0))]) for i in range(2)]

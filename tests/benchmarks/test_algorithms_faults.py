@@ -260,6 +260,8 @@ def called(monkeypatch: pytest.MonkeyPatch, module: Any, *arguments: str) -> str
         ("--budget x", "--budget: expected a number above 0, found 'x'"),
         ("--tokens 0", "--tokens: expected a whole number of at least 1"),
         ("--model-updates 0", "--model-updates: expected a whole number of at least 1"),
+        ("--model-rates 0", "--model-rates: expected a number above 0"),
+        ("--model-shapes 3", "--model-shapes: invalid choice: '3'"),
     ],
 )
 def test_numbers_out_of_range_are_refused_as_they_are_read(
@@ -275,6 +277,8 @@ def test_numbers_out_of_range_are_refused_as_they_are_read(
         ("--budget 1e-9", "--budget 1e-09 of world A is not one token"),
         ("--worlds A A", "--worlds: expected each value once, found A twice"),
         ("--model-updates 2 2", "--model-updates: expected each value once"),
+        ("--model-rates 3e-4 0.0003", "--model-rates: expected each value once"),
+        ("--model-arms tree_grpo --model-shapes 4", "none of them is a group size of tree_grpo; expected one of 2x(1"),
         ("--model-seeds 7 7", "--model-seeds: expected each value once"),
         ("--model-seeds 1 7 --model-tuning-seeds 1", "--model-seeds 1: also in --model-tuning-seeds"),
         ("--set seed=3", "--set seed=3: arms or the protocol set this themselves"),
@@ -330,7 +334,8 @@ def test_no_budget_of_zero_is_taken_for_the_default(
 
 def arguments(keep: Path | None) -> Namespace:
     return Namespace(quick=False, workers=2, keep=keep, json=None, level=["simulator"], worlds=["A"], budget=1.0,
-                     model_seeds=[], model_tuning_seeds=[], model_updates=[2])  # fmt: skip
+                     model_seeds=[], model_tuning_seeds=[], model_updates=[2], model_shapes=[],
+                     model_rates=[])  # fmt: skip
 
 
 def test_a_process_that_dies_is_told_with_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

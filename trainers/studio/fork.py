@@ -290,14 +290,14 @@ class _Sampler:
         stop = tuple(setting.core.stop)
         params = SamplingParams(min(sampling.max_turn_tokens, room), temperature, stop=stop)
         found = self.engine.generate([Request(Prefix(ids), params, seed)])[0]
-        kept = setting.dialogue.cut_at_stop(found, stop, max_tokens=params.max_tokens)
+        kept, turn = setting.dialogue.finish_turn(found, stop, max_tokens=params.max_tokens)
 
         def decode(some: Sequence[int]) -> str:
             text: str = setting.tokenizer.decode(list(some), skip_special_tokens=False)
             return text
 
         return {
-            "text": setting.dialogue.read_turn(kept).text,
+            "text": turn.text,
             "finish": kept.finish_reason,
             "model": self.source,
             "ids": list(kept.ids),
