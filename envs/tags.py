@@ -168,10 +168,10 @@ def _closed(text: str, opening: re.Match[str], closing: re.Match[str], *, inside
         argument = textwrap.dedent(argument)
     argument = argument.strip()
     action = Action(kind, argument) if argument else Action("invalid", _EMPTY.get(kind, "empty_call"))
-    notes = [
-        code for code, holds in (("inside_think", inside_think), ("overrun", text[closing.end() :].strip())) if holds
-    ]
-    return Reading(action, (opening.start(), closing.end()), tuple(notes), thought)
+    notes: tuple[str, ...] = ("inside_think",) if inside_think else ()
+    if text[closing.end() :].strip():
+        notes += ("overrun",)
+    return Reading(action, (opening.start(), closing.end()), notes, thought)
 
 
 def _unread(text: str, tags: Sequence[re.Match[str]], known: Tags) -> str:

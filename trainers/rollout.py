@@ -197,20 +197,19 @@ class _Nursery:
             indices = range(plan.trees) if self.only is None else sorted(set(self.only.get(prompt.uid, ())))
             if not indices:
                 continue
-            root = self._root(prompt)
+            plant = self._roots(prompt)
             self.families.append([])
             for index in indices:
-                # All trees of a prompt share one prefix handle, so that the engine computes the prompt once.
-                copy = replace(root, children=[])
                 task = prompt.task if isinstance(prompt.task, Question) else None
                 share = (plan.budget or Budget()).share(index, plan.trees)
                 seed = derive_seed(self.setting.run_seed, prompt.uid, index, "tree")
-                tree = Tree(copy, prompt.uid, index, task, seed=seed)
+                tree = Tree(plant(), prompt.uid, index, task, seed=seed)
                 growth = Growth(prompt, tree, share, plan.rounds * plan.expansions, self.families[-1])
                 growth.family.append(growth)
                 yield growth
 
-    def _root(self, prompt: Prompt) -> Node:
+    def _roots(self, prompt: Prompt) -> Callable[[], Node]:
+        """What makes the roots of a prompt's trees: all share one prefix handle, so the engine computes it once."""
         core, dialogue = self.setting.core, self.setting.dialogue
         try:
             state, text = core.initial(prompt.task, seed=derive_seed(self.setting.run_seed, prompt.uid, "env"))
@@ -218,8 +217,8 @@ class _Nursery:
         except TurnTreeError as error:
             failure = as_failure(error)
             info = FrozenDict({"error": failure.kind, "message": failure.message})
-            return Node(branchable=False, info=info)
-        return Node(observation_ids=ids, observation=text, state=state, prefix=Prefix(ids))
+            return functools.partial(Node, branchable=False, info=info)
+        return functools.partial(Node, observation_ids=ids, observation=text, state=state, prefix=Prefix(ids))
 
     def _fill(self, seeds: Generator[Growth, None, None]) -> bool:
         """Go on with trees that waited, then start new ones, while there is room; whether any tree is in flight."""

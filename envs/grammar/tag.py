@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -58,12 +59,12 @@ class TagGrammar:
         texts = [self.think, *written, self.last_turn_notice(), *reasons]
         return "tags-" + hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
-    @property
+    @functools.cached_property
     def tool_names(self) -> tuple[str, ...]:
         """Names of the tools besides the search."""
         return tuple(tool.name for tool in self.tools)
 
-    @property
+    @functools.cached_property
     def _tags(self) -> Tags:
         return compile_tags(self.tool_names, self.shown_tag)
 
