@@ -223,6 +223,9 @@ class Dialogue:
         self, generation: Generation, stops: Sequence[str], *, max_tokens: int | None = None
     ) -> tuple[Generation, TurnText]:
         """:meth:`cut_at_stop`, then :meth:`read_turn` of what was kept; raises as they do."""
+        _check_lengths(generation)
+        if generation.finish_reason == "abort":
+            raise _aborted()
         text = decode(self.tokenizer, generation.ids)
         kept = self._cut(generation, text, stops, max_tokens)
         return kept, self._read(kept, text if kept is generation else None, overrun=False)
@@ -238,11 +241,12 @@ class Dialogue:
     def _read(self, generation: Generation, text: str | None, *, overrun: bool | None) -> TurnText:
         """``text``: of all ids, ``overrun``: whether the engine went on after its stop string, where they are known."""
         if generation.finish_reason == "abort":
-            raise EngineError("expected a finished turn, found an aborted generation; discard it and sample again")
-        ids = generation.ids
-        while ids and ids[-1] in self.end_ids:
-            ids = ids[:-1]
-        if text is None or ids is not generation.ids:
+            raise _aborted()
+        length = len(generation.ids)
+        while length and generation.ids[length - 1] in self.end_ids:
+            length -= 1
+        ids = generation.ids[:length]
+        if text is None or length < len(generation.ids):
             text = decode(self.tokenizer, ids)
         finish: Finish = generation.finish_reason
         stop = generation.stop_string
@@ -263,15 +267,16 @@ class Dialogue:
 
         Raises ``EngineError`` when lengths disagree or the engine stripped the stop string from its tokens.
         """
-        return self._cut(generation, decode(self.tokenizer, generation.ids), stops, max_tokens)
-
-    def _cut(self, generation: Generation, text: str, stops: Sequence[str], max_tokens: int | None) -> Generation:
         _check_lengths(generation)
-        if generation.finish_reason == "abort":
-            return generation
+        return generation if generation.finish_reason == "abort" else self._cut(generation, None, stops, max_tokens)
+
+    def _cut(
+        self, generation: Generation, text: str | None, stops: Sequence[str], max_tokens: int | None
+    ) -> Generation:
+        """``text``: of all ids, where it is known."""
         match = tokens_to_stop(self.tokenizer, generation.ids, stops, text=text)
         if match is None and generation.stop_string is not None:
-            raise _stripped(generation.stop_string, text)
+            raise _stripped(generation.stop_string, decode(self.tokenizer, generation.ids))
         limit = len(generation.ids) if max_tokens is None else max_tokens
         if match is not None and match[0] <= limit:
             if match[0] == len(generation.ids) and generation.stop_string == match[1]:
@@ -339,6 +344,10 @@ def _check_lengths(generation: Generation) -> None:
             f"expected a continuation that adds the {n} generated tokens to the prefix, found one that adds "
             f"{len(generation.continuation.ids)} others; the engine breaks the contract"
         )
+
+
+def _aborted() -> EngineError:
+    return EngineError("expected a finished turn, found an aborted generation; discard it and sample again")
 
 
 def _stripped(stop: str, text: str) -> EngineError:

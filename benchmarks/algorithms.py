@@ -85,7 +85,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model-updates", nargs="+", type=whole(1), default=known.updates,
                         help="model: updates of a rollout to choose from; the first chooses group sizes")  # fmt: skip
     parser.add_argument("--model-shapes", nargs="+", choices=list(SHAPES), default=known.shapes,
-                        help="model: group sizes to choose from (default: each arm's own, of these)")  # fmt: skip
+                        help="model: group sizes to choose from, of grpo too (default: each arm's own)")  # fmt: skip
     parser.add_argument("--model-rates", nargs="+", type=positive, default=known.rates,
                         help="model: learning rates to choose from (default: each arm's own)")  # fmt: skip
     parser.add_argument("--tokens", type=whole(1), default=known.tokens, help="model: sampled tokens of a run")

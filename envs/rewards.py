@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """Everything that a rule may look at.
 
@@ -51,11 +51,11 @@ class Outcome:
     stop_reason: str = "answer"
     normalizer: Normalizer = "squad"
 
-    @functools.cached_property
+    @property
     def em(self) -> float:
         return metrics.exact_match(self.answer, self.golden_answers, normalizer=self.normalizer)
 
-    @functools.cached_property
+    @property
     def f1(self) -> float:
         return metrics.f1_score(self.answer, self.golden_answers, normalizer=self.normalizer)
 

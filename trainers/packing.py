@@ -278,7 +278,10 @@ class _Span:
 
 @dataclass(slots=True)
 class _Table:
-    """The table of tokens under construction: one entry a node, spread over its tokens when all are in."""
+    """The table of tokens under construction: one entry a node, spread over its tokens when all are in.
+
+    An entry of ``nodes`` is (sampled tokens, observed tokens, last token before them, depth of the first, version).
+    """
 
     ids: list[int] = field(default_factory=list)
     sampler_logp: list[float] = field(default_factory=list)
@@ -292,9 +295,10 @@ class _Table:
         if turn and last < 0:
             raise DataError(f"{name}: the first turn has no token before it; give the tree's root a prompt")
         _check_lengths(node, name)
-        self.ids += node.turn_ids
-        self.ids += node.observation_ids
-        self.sampler_logp += node.logprobs
+        # Not +=, which would add the numbers of an array to those that are there.
+        self.ids.extend(node.turn_ids)
+        self.ids.extend(node.observation_ids)
+        self.sampler_logp.extend(node.logprobs)
         span = _Span(
             len(self.nodes), start, start + turn, start + turn + seen - 1 if turn or seen else last, depth + turn + seen
         )

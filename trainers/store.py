@@ -275,9 +275,9 @@ def _encode_tree(step: int, tree: Tree, by_node: Mapping[Node, Mapping[Node, flo
 
 def _row(step: int, tree: Tree, by_node: Mapping[Node, Mapping[Node, float]], tokens: TokenColumns) -> dict[str, Any]:
     nodes = tree.nodes()
-    paths: dict[Node, NodePath] = {}
+    paths = {tree.root: tree.root.path}
     for node in nodes:  # parents come first
-        paths[node] = () if node.parent is None else (*paths[node.parent], node.ordinal)
+        paths.update({child: (*paths[node], child.ordinal) for child in node.children})
     return {
         "schema": SCHEMA,
         "step": step,

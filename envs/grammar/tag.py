@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import json
@@ -59,12 +58,12 @@ class TagGrammar:
         texts = [self.think, *written, self.last_turn_notice(), *reasons]
         return "tags-" + hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
 
-    @functools.cached_property
+    @property
     def tool_names(self) -> tuple[str, ...]:
         """Names of the tools besides the search."""
-        return tuple(tool.name for tool in self.tools)
+        return tuple([tool.name for tool in self.tools]) if self.tools else ()
 
-    @functools.cached_property
+    @property
     def _tags(self) -> Tags:
         return compile_tags(self.tool_names, self.shown_tag)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -355,3 +356,33 @@ def test_a_written_turn_ends_with_a_stop_string_or_the_end_of_turn() -> None:
     assert decode(dialogue.tokenizer, dialogue.written_ids("<search>a</search>", STOPS)) == "<search>a</search>"
     assert decode(dialogue.tokenizer, dialogue.written_ids("Paris", STOPS)) == "Paris<|im_end|>"
     assert dialogue.written_ids("a", ())[-1] in dialogue.end_ids
+
+
+@settings(max_examples=100, deadline=None)
+@given(before=TEXT, after=TEXT, limit=st.integers(1, 60), ended=st.booleans(), stops=st.sampled_from([STOPS, ()]))
+def test_finish_turn_cuts_and_reads(before: str, after: str, limit: int, ended: bool, stops: tuple[str, ...]) -> None:
+    tokenizer = ByteTokenizer()
+    dialogue = Dialogue(tokenizer)
+    text = before + "</search>" + after + ("<|im_end|>" if ended else "")
+    whole = generation(tokenizer, text, finish_reason="length")
+    kept, turn = dialogue.finish_turn(whole, stops, max_tokens=limit)
+    cut = dialogue.cut_at_stop(whole, stops, max_tokens=limit)
+    assert kept.continuation.token_ids() == cut.continuation.token_ids()
+    assert kept == replace(cut, continuation=kept.continuation)
+    assert turn == dialogue.read_turn(kept)
+    assert not turn.overrun
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"finish_reason": "abort"}, "found an aborted generation"),
+        ({"logprobs": ()}, "found 3 tokens, 0 log-probs"),
+        ({"stop_string": "</search>"}, "it strips stop strings"),
+    ],
+)
+def test_finish_turn_refuses_what_is_no_turn(change: dict[str, Any], said: str) -> None:
+    tokenizer = ByteTokenizer()
+    wrong = replace(generation(tokenizer, "abc"), **change)
+    with pytest.raises(EngineError, match=said):
+        Dialogue(tokenizer).finish_turn(wrong, STOPS)

@@ -517,3 +517,21 @@ def test_a_tool_call_is_data(make_env: Callable[..., SearchQAEnv]) -> None:
     state = env.snapshot().state
     pending: Any = env.core.act(state, call("echo", input="a") + call("search", query="b"))
     assert pending.calls == (ToolCall("echo", "a"), ToolCall("search", "b"))
+
+
+def test_a_grammar_that_was_used_holds_nothing_new() -> None:
+    """What an environment holds is its state: a grammar that remembered its readings would change with every turn."""
+
+    def law(grammar: Any) -> None:
+        before = dict(vars(grammar))
+        turns = [TurnRecord("<think>a</think><search>q</search>", Action("search", "q"), "found", "results")]
+        for use in (grammar.parse, grammar.correction):
+            use("<search>q</search>")
+        grammar.validity(turns)
+        grammar.results([])
+        grammar.prompt("who?")
+        assert grammar.stop
+        assert grammar.fingerprint
+        assert vars(grammar) == before
+
+    every(law)

@@ -490,3 +490,13 @@ def test_columns_of_turns_of_a_small_pack() -> None:
     wanted |= dict(zip(shared.children, ([-3.0], [-3.5, -4.0], []), strict=True))
     assert {node: values.tolist() for node, values in found.items()} == wanted
     assert all(values.dtype == np.float64 for values in found.values())
+
+
+def test_numbers_of_a_node_may_be_arrays() -> None:
+    plain, arrays = forked(), forked()
+    for node in arrays.trees[0].root.walk():
+        for name in ("turn_ids", "observation_ids", "logprobs"):
+            setattr(node, name, np.array(getattr(node, name), dtype=float if name == "logprobs" else int))
+    found, expected = (pack_groups([group], max_pack_tokens=100)[0] for group in (arrays, plain))
+    for name in ("tokens", "occurrences", "rows"):
+        assert columns(found, name) == columns(expected, name)

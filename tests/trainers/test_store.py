@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from turntree.envs.task import FrozenDict, Question
 from turntree.errors import ConfigError, DataError
-from turntree.trainers.store import LeafAdvantages, TreeStore, decode_line, encode_line, mean_advantages
+from turntree.trainers.store import LeafAdvantages, StoredTree, TreeStore, decode_line, encode_line, mean_advantages
 from turntree.trainers.tree import Group, Node, Status, Tree
 
 # Trees ----------------------------------------------------------------------------------------------------------------
@@ -340,3 +340,11 @@ def test_values_and_advantages_of_tokens_come_back(tmp_path: Path) -> None:
     assert bare.status == other.status
     assert all(other not in rows for rows in back.tokens.values())
     assert decode_line(encode_line(back), tmp_path, number=1).tokens.keys() == columns.keys()
+
+
+def test_a_part_of_a_tree_keeps_its_paths() -> None:
+    top = plain_group("p", tokens=1).trees[0].root
+    child = top.children[0]
+    child.add_child(Node(ordinal=2, status="answered", reward=1.0))
+    rows = json.loads(encode_line(StoredTree(1, Tree(child, "p"), {})))["nodes"]
+    assert [row["path"] for row in rows] == [[child.ordinal], [child.ordinal, 2]]
