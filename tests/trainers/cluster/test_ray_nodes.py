@@ -30,6 +30,7 @@ KIT = "cluster_kits:ScriptedKit"
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A head without room for workers and two nodes with room for one each, all on loopback."""
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # a Cluster asks for no token that `ray start` left behind
     from turntree.trainers.cluster.connect import import_ray
 
     ray = import_ray()
